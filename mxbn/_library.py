@@ -1,0 +1,160 @@
+"""Finds MXNet and the compiled library, registers the operator and checks its values."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+OPERATOR = "mxbn_BatchNorm"
+VERSION = "1.9.1"
+LIBRARY = Path(__file__).with_name("libmxbn.so")
+SUPPORTED = (
+    "mxbn works with the released wheels of MXNet 1.9.1 for Linux x86-64, mxnet==1.9.1 (CPU) and "
+    "mxnet-cu112==1.9.1 (CUDA 11.2)"
+)
+REMEDY = "install one with: pip install 'mxbn[cpu]' (or 'mxbn[cu112]')"
+
+# What libmxbn.so takes from libmxnet.so, by the names of the compiler of the released wheels.
+SYMBOLS = (
+    "_ZN4dmlc8RegistryIN4nnvm2OpEE3GetEv",
+    "_ZN4nnvm2Op10GetAttrMapERKSs",
+    "_ZN4nnvm2Op13UpdateAttrMapERKSsSt8functionIFvPN4dmlc3anyEEE",
+    "_ZN4nnvm2Op3GetERKSs",
+    "_ZN4nnvm2OpC1Ev",
+    "_ZN5mxnet2op12MakeGradNodeEPKcRKSt10shared_ptrIN4nnvm4NodeEERKSt6vectorINS4_9NodeEntryE"
+    "SaISA_EERKSt13unordered_mapISsSsSt4hashISsESt8equal_toISsESaISt4pairIKSsSsEEE",
+    "_ZN5mxnet2op8MakeNodeEPKcRKSsPKSt6vectorIN4nnvm9NodeEntryESaIS7_EEPKSt13unordered_mapI"
+    "SsSsSt4hashISsESt8equal_toISsESaISt4pairIS3_SsEEEPKSt10shared_ptrINS6_4NodeEE",
+)
+
+_handle: int | None = None
+
+
+def handle() -> int:
+    """Return MXNet's handle of the operator.
+
+    Returns
+    -------
+    int
+        The address by which MXNet's C API knows ``mxbn_BatchNorm``.
+    """
+    assert _handle is not None, "mxbn._library.load() has not run"
+    return _handle
+
+
+def instruction_set() -> str:
+    """Return which kernels run on this processor.
+
+    Returns
+    -------
+    str
+        ``'avx512'``, ``'avx2'`` or ``'baseline'``. The environment variable
+        ``MXBN_INSTRUCTION_SET``, read at the first call, asks for less than the processor has.
+    """
+    library = ctypes.CDLL(str(LIBRARY))
+    library.mxbn_instruction_set.restype = ctypes.c_char_p
+    name: bytes = library.mxbn_instruction_set()
+    return name.decode()
+
+
+def load() -> None:
+    """Register the operator with MXNet, once per process.
+
+    Raises
+    ------
+    ImportError
+        If MXNet is missing, is another version or another build than the released wheels, if the
+        compiled library is missing, or if the operator computes something else than it should.
+        The message says what was found and what to do.
+    """
+    global _handle
+    if _handle is not None:
+        return
+    mx = _import_mxnet()
+    _check_build(mx)
+    _register()
+    _handle = _find_operator()
+    from . import _selftest, nd, sym
+
+    problem = _selftest.run()
+    if problem is not None:
+        _handle = None
+        raise ImportError(
+            f"mxbn: the operator computes wrong values in this build of MXNet ({problem}), so it "
+            f"is not offered. {SUPPORTED}; {REMEDY}"
+        )
+    for module in (mx.nd, mx.nd.op):
+        setattr(module, OPERATOR, nd.BatchNorm)
+    for module in (mx.sym, mx.sym.op):
+        setattr(module, OPERATOR, sym.BatchNorm)
+    _tell_amp()
+
+
+def _import_mxnet() -> Any:
+    try:
+        import mxnet
+    except ModuleNotFoundError as error:
+        if error.name != "mxnet":
+            raise
+        raise ImportError(f"mxbn: MXNet is not installed. {SUPPORTED}; {REMEDY}") from error
+    except AttributeError as error:  # MXNet 1.9.1 uses names that NumPy 1.24 took away
+        import numpy
+
+        raise ImportError(
+            f"mxbn: MXNet could not be imported with NumPy {numpy.__version__} ({error}); MXNet "
+            f"{VERSION} needs an older one: pip install 'numpy<1.24'"
+        ) from error
+    return mxnet
+
+
+def _check_build(mx: Any) -> None:
+    version = getattr(mx, "__version__", "unknown")
+    if version != VERSION:
+        raise ImportError(f"mxbn: found MXNet {version}. {SUPPORTED}; {REMEDY}")
+    missing = [name for name in SYMBOLS if not hasattr(mx.base._LIB, name)]
+    if missing:
+        raise ImportError(
+            f"mxbn: this MXNet {version} ({mx.base._LIB._name}) is another build than the released "
+            f"wheels: it lacks {missing[0]}"
+            + (f" and {len(missing) - 1} more symbols" if missing[1:] else "")
+            + f". {SUPPORTED}; {REMEDY}"
+        )
+
+
+def _register() -> None:
+    if not LIBRARY.exists():
+        raise ImportError(
+            f"mxbn: {LIBRARY.name} is missing in {LIBRARY.parent}: the package "
+            "was not built. Build it from the project's folder with: pip install '.[cpu]'"
+        )
+    try:
+        # RTLD_NOW: a symbol that is missing shows here, not in the middle of a computation.
+        library = ctypes.CDLL(str(LIBRARY), mode=os.RTLD_NOW)
+    except OSError as error:
+        raise ImportError(
+            f"mxbn: {LIBRARY} cannot be loaded ({error}). Build it on this machine, from the "
+            "project's folder, with: pip install --force-reinstall --no-deps ."
+        ) from error
+    library.mxbn_register.restype = ctypes.c_char_p
+    problem = library.mxbn_register()
+    if problem is not None:
+        raise ImportError(f"mxbn: MXNet refused the operator: {problem.decode()}")
+
+
+def _find_operator() -> int:
+    from mxnet.base import _LIB, OpHandle, c_str, check_call
+
+    operator = OpHandle()
+    check_call(_LIB.NNGetOpHandle(c_str(OPERATOR), ctypes.byref(operator)))
+    assert operator.value is not None
+    return int(operator.value)
+
+
+def _tell_amp() -> None:
+    # AMP's conversion refuses operators that are in none of its lists.
+    from mxnet.contrib.amp import lists
+
+    lists.symbol_fp16.FP16_FP32_FUNCS.append(OPERATOR)
+    lists.symbol_bf16.FP32_FUNCS.append(OPERATOR)

@@ -1,0 +1,160 @@
+"""Checks, when the package is imported, that the operator computes right in this build of MXNet.
+
+The bridge to libmxnet.so rests on its memory layouts. A build in which they differ would show here:
+the operator runs once in every way in which MXNet calls it, every attribute away from its default,
+and must give the values below (float64, from `mxbn.reference`; tests/test_selftest.py compares them).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import mxnet as mx
+import numpy as np
+
+from . import nd, sym
+
+ATTRIBUTES = {"eps": 0.25, "momentum": 0.75, "fix_gamma": False, "axis": 2, "output_mean_var": True}
+DATA = [1.5, -2.0, 0.25, 0.5, 3.0, -1.25, -0.75, 1.0, 2.0, 2.25, -0.5, 0.75]
+HEAD_GRADIENT = [0.5, -1.0, 2.0, 1.0, 0.25, -0.5, -1.5, 0.75, 1.0, -0.25, 1.25, -2.0]
+SHAPE = (2, 2, 3)
+PARAMETERS = {"gamma": [0.5, -2.0, 1.5], "beta": [0.25, 1.0, -0.5]}
+STATISTICS = {"moving_mean": [0.5, -0.25, 1.0], "moving_var": [2.0, 0.5, 1.5]}
+
+BATCH = {
+    "output": [
+        0.5038365412834047,
+        3.4788466776030806,
+        -0.7219686306501455,
+        0.09769807522995713,
+        -1.7397779068244574,
+        -2.4977176758513093,
+        -0.40997500733685244,
+        0.3476719269465578,
+        1.3497385887512126,
+        0.8084403908234905,
+        1.9132593022748192,
+        -0.1300522822497575,
+    ],
+    "mean": [0.875, 0.375, 0.4375],
+    "var": [0.8122769321068953, 0.5218624584427538, 0.789221797867184],
+    "data_gradient": [
+        0.14340456146732558,
+        0.9637800296347027,
+        2.268292575986888,
+        0.48255111559443137,
+        0.5140900388489257,
+        -0.3024390101315852,
+        -0.3626983981637103,
+        -0.34975888172227115,
+        0.6308013639887348,
+        -0.2632572788980467,
+        -1.1281111867613571,
+        -2.596654929844038,
+    ],
+    "gamma_gradient": [1.6499375183421312, 1.2557315406278764, 1.1098431532507276],
+    "beta_gradient": [-0.25, 1.25, 0.5],
+    "moving_mean": [0.59375, -0.09375, 0.859375],
+    "moving_var": [1.81640625, 1.23046875, 1.4638671875],
+}
+MOVING = {
+    "output": [
+        0.5833333333333333,
+        5.041451884327381,
+        -1.3504200642707611,
+        0.25,
+        -6.505553499465136,
+        -3.0512601928122836,
+        -0.16666666666666663,
+        -1.886751345948129,
+        0.6338934190276815,
+        0.8333333333333333,
+        1.5773502691896257,
+        -0.7834733547569204,
+    ],
+    "mean": [0.5, -0.25, 1.0],
+    "var": [0.6666666666666666, 1.1547005383792517, 0.7559289460184544],
+    "data_gradient": [
+        0.16666666666666666,
+        2.3094010767585034,
+        2.267786838055363,
+        0.3333333333333333,
+        -0.5773502691896258,
+        -0.5669467095138407,
+        -0.5,
+        -1.7320508075688776,
+        1.1338934190276815,
+        -0.08333333333333333,
+        -2.886751345948129,
+        -2.267786838055363,
+    ],
+    "gamma_gradient": [1.2916666666666665, 3.6806079660838646, 0.8504200642707613],
+    "beta_gradient": [-0.25, 1.25, 0.5],
+    "moving_mean": [0.5, -0.25, 1.0],
+    "moving_var": [2.0, 0.5, 1.5],
+}
+
+
+def run() -> str | None:
+    """Run the checks.
+
+    Returns
+    -------
+    str or None
+        The first value that is wrong, in words.
+    """
+    # Whichever mode the importing code is in.
+    with mx.util.np_shape(False), mx.util.np_array(False), mx.autograd.pause():
+        try:
+            return (
+                _compare("training", _run("float32", True, nd.BatchNorm), BATCH)
+                or _compare("inference", _run("float32", False, nd.BatchNorm), MOVING)
+                or _compare(
+                    "Symbol, training, use_global_stats",
+                    _run("float64", True, _graph, use_global_stats=True),
+                    MOVING,
+                )
+                or _compare(
+                    "Symbol, inference, use_batch_stats",
+                    _run("float64", False, _graph, use_batch_stats=True),
+                    {**BATCH, **STATISTICS},
+                )
+            )
+        except (mx.base.MXNetError, ValueError) as error:
+            return str(error)
+
+
+def _graph(*arrays: Any, **attributes: Any) -> Any:
+    """Compute by way of a Symbol, as executors and hybridized blocks do."""
+    symbol = sym.BatchNorm(mx.sym.var("data"), name="bn", **attributes)
+    return mx.nd.CachedOp(symbol)(*arrays)
+
+
+def _run(dtype: str, is_train: bool, operator: Callable[..., Any], **flags: bool) -> dict[str, Any]:
+    data, head = (mx.nd.array(v, dtype=dtype).reshape(SHAPE) for v in (DATA, HEAD_GRADIENT))
+    arrays = {k: mx.nd.array(v, dtype=dtype) for k, v in {**PARAMETERS, **STATISTICS}.items()}
+    for array in (data, arrays["gamma"], arrays["beta"]):
+        array.attach_grad()
+    with mx.autograd.record(train_mode=is_train):
+        output, mean, var = operator(data, *arrays.values(), **ATTRIBUTES, **flags)
+    output.backward(head)
+    mx.nd.waitall()
+    return {
+        "output": output,
+        "mean": mean,
+        "var": var,
+        "data_gradient": data.grad,
+        "gamma_gradient": arrays["gamma"].grad,
+        "beta_gradient": arrays["beta"].grad,
+        "moving_mean": arrays["moving_mean"],
+        "moving_var": arrays["moving_var"],
+    }
+
+
+def _compare(what: str, got: dict[str, Any], expected: dict[str, Any]) -> str | None:
+    for key, value in expected.items():
+        array = got[key].asnumpy()
+        rounding = 8 * float(np.finfo(array.dtype).eps)
+        if array.size != len(value) or not np.allclose(array.ravel(), value, rounding, rounding):
+            return f"{what}: {key} is {array.ravel().tolist()}, expected {value}"
+    return None

@@ -1,0 +1,1 @@
+"""The demonstration: ``python -m mxbn demo``."""

@@ -1,0 +1,160 @@
+"""The operator as a Gluon layer."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon.parameter import Parameter
+
+from . import sym
+from ._errors import PREFIX
+
+
+class _MovingStatistic(Parameter):  # type: ignore[misc]
+    """A parameter that hands out its array without a place in any recorded graph.
+
+    Otherwise two recorded calls of one hybridized layer would share a node, and the backward of the
+    first would end the graph of the second.
+    """
+
+    def data(self, ctx: Any = None) -> Any:
+        return super().data(ctx).detach()
+
+
+def _descendants(block: Any) -> Any:
+    yield block
+    for child in block._children.values():
+        yield from _descendants(child)
+
+
+class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
+    """Batch normalization layer; see `mxbn.nd.BatchNorm` for what it computes.
+
+    It takes the place of `mx.gluon.nn.BatchNorm` (and is one): names, parameters, deferred
+    initialisation and `repr` are the same, so that exported networks and saved parameters
+    interchange with the built-in layer both ways.
+
+    Parameters
+    ----------
+    axis : int, default 1
+        The axis of the channels; negative counts from the end.
+    momentum : float, default 0.9
+        Weight of the old moving statistics in a step, from 0 to 1.
+    epsilon : float, default 1e-5
+        Added to the variance; finite, at least 0.
+    center : bool, default True
+        Train beta; otherwise it stays as initialised.
+    scale : bool, default True
+        Train gamma; otherwise 1 is used in its place.
+    use_global_stats : bool, default False
+        Use the moving statistics, also in training.
+    use_batch_stats : bool, default False
+        Use the statistics of the batch, also in inference.
+    beta_initializer, gamma_initializer : str or mx.init.Initializer, default 'zeros', 'ones'
+        Initial shift and scale.
+    running_mean_initializer, running_variance_initializer : as above, default 'zeros', 'ones'
+        Initial moving statistics.
+    in_channels : int, default 0
+        Number of channels; 0 takes it from the first data.
+    **kwargs
+        `prefix` and `params`, as of any Gluon block.
+
+    Raises
+    ------
+    ValueError
+        If momentum or epsilon is out of its range, or both statistics flags are set.
+
+    Notes
+    -----
+    Parameters `gamma`, `beta`, `running_mean` and `running_var` have shape (channels,) and are
+    float64 after ``cast('float64')``, otherwise float32 (also after ``cast('float16')``).
+    `use_global_stats` and `use_batch_stats` can be set at any time and act from the next call on,
+    also when the layer or a network around it is hybridized.
+    """
+
+    def __init__(
+        self,
+        axis: int = 1,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        use_global_stats: bool = False,
+        use_batch_stats: bool = False,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        running_mean_initializer: Any = "zeros",
+        running_variance_initializer: Any = "ones",
+        in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            axis=axis,
+            momentum=momentum,
+            epsilon=epsilon,
+            center=center,
+            scale=scale,
+            use_global_stats=use_global_stats,
+            beta_initializer=beta_initializer,
+            gamma_initializer=gamma_initializer,
+            running_mean_initializer=running_mean_initializer,
+            running_variance_initializer=running_variance_initializer,
+            in_channels=in_channels,
+            **kwargs,
+        )
+        if use_batch_stats:
+            self._kwargs["use_batch_stats"] = use_batch_stats
+        sym.BatchNorm(mx.sym.var("data"), name="check", **self._kwargs)  # refuses wrong attributes
+        for parameter in (self.running_mean, self.running_var):
+            # Made by the parent's class, which offers no choice of the parameter's class.
+            parameter.__class__ = _MovingStatistic
+
+    @property
+    def use_global_stats(self) -> bool:
+        """Whether the moving statistics are used, also in training."""
+        return bool(self._kwargs["use_global_stats"])
+
+    @use_global_stats.setter
+    def use_global_stats(self, value: bool) -> None:
+        self._set_flags(bool(value), self.use_batch_stats)
+
+    @property
+    def use_batch_stats(self) -> bool:
+        """Whether the statistics of the batch are used, also in inference."""
+        return bool(self._kwargs.get("use_batch_stats", False))
+
+    @use_batch_stats.setter
+    def use_batch_stats(self, value: bool) -> None:
+        self._set_flags(self.use_global_stats, bool(value))
+
+    def _set_flags(self, use_global_stats: bool, use_batch_stats: bool) -> None:
+        if use_global_stats and use_batch_stats:
+            raise ValueError(
+                f"{PREFIX}use_global_stats and use_batch_stats of layer {self.name} would both be "
+                "True, expected at most one: set the other to False first"
+            )
+        if (use_global_stats, use_batch_stats) == (self.use_global_stats, self.use_batch_stats):
+            return
+        self._kwargs["use_global_stats"] = use_global_stats
+        self._kwargs.pop("use_batch_stats", None)
+        if use_batch_stats:
+            self._kwargs["use_batch_stats"] = True
+        self._clear_graphs()
+
+    def _clear_graphs(self) -> None:
+        """Make every hybridized block that holds this layer trace it anew."""
+        # Gluon's blocks do not know their parents.
+        blocks = [o for o in gc.get_objects() if issubclass(type(o), mx.gluon.HybridBlock)]
+        for block in blocks:
+            if any(each is self for each in _descendants(block)):
+                block._clear_cached_op()
+
+    def hybrid_forward(
+        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+    ) -> Any:
+        """Normalize x; F is `mx.nd` or `mx.sym`."""
+        return F.mxbn_BatchNorm(
+            x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs
+        )

@@ -1,0 +1,132 @@
+"""The operator on NDArrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+from mxnet.ndarray.register import _imperative_invoke
+
+from . import _library
+from ._errors import PREFIX, as_value_errors
+
+_INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var")
+
+
+def _check_inputs(arrays: Any) -> None:
+    """Refuse what MXNet would not, or would only when the operator has started."""
+    data = arrays[0]
+    for name, array in zip(_INPUTS, arrays):
+        if not isinstance(array, mx.nd.NDArray):
+            raise ValueError(
+                f"{PREFIX}{name} is a {type(array).__name__}, expected an mx.nd.NDArray or "
+                "mx.np.ndarray"
+            )
+        if isinstance(array, mx.np.ndarray) != isinstance(data, mx.np.ndarray):
+            raise ValueError(
+                f"{PREFIX}{name} is an {type(array).__name__}, expected an {type(data).__name__} "
+                "like data: the two kinds do not mix"
+            )
+        if array.ctx != data.ctx:
+            raise ValueError(
+                f"{PREFIX}{name} is on {array.ctx}, expected {data.ctx}, where data is"
+            )
+        if array is not data and array.shape == (0,):  # to MXNet: an unknown shape
+            raise ValueError(
+                f"{PREFIX}{name} has shape (0,), expected one value per channel of data "
+                f"{data.shape}"
+            )
+
+
+def BatchNorm(
+    data: Any,
+    gamma: Any,
+    beta: Any,
+    moving_mean: Any,
+    moving_var: Any,
+    *,
+    name: Any = None,
+    out: Any = None,
+    **attributes: Any,
+) -> Any:
+    r"""Batch normalization of NDArrays.
+
+    For every channel, ``(data - m) / sqrt(v + eps) * gamma + beta`` [1]_, where ``m`` and ``v`` are
+    the mean and biased variance of the batch, or the moving ones:
+
+    ================ =============== ========== =============== =========================
+    use_global_stats use_batch_stats is_train   statistics used moving statistics
+    ================ =============== ========== =============== =========================
+    False            False           True       batch           step once, in this forward
+    False            False           False      moving          unchanged
+    True             False           any        moving          unchanged
+    False            True            True       batch           step once, in this forward
+    False            True            False      batch           unchanged
+    ================ =============== ========== =============== =========================
+
+    ``is_train`` is ``mx.autograd.is_training()``. The step is
+    ``moving = momentum * moving + (1 - momentum) * batch``. A channel whose batch mean or variance
+    is not finite keeps its moving statistics. The gradient is that of the forward that ran,
+    whatever mode the backward is called in and whatever happened to the moving statistics since.
+
+    Parameters
+    ----------
+    data : mx.nd.NDArray or mx.np.ndarray
+        Of any shape with at least one dimension and one channel; float16, float32 or float64.
+    gamma, beta : as data
+        Scale and shift, shape (channels,); float64 for float64 data, otherwise float32.
+    moving_mean, moving_var : as data
+        Moving mean and biased variance, shape and type as gamma; stepped in place.
+    name : str, optional
+        Ignored, as MXNet's operators on NDArrays do.
+    out : as data, or a list of them, optional
+        Receives the output (or outputs).
+    eps : float, default 1e-3
+        Added to the variance; finite, at least 0. With 0, a channel without spread gives beta.
+    momentum : float, default 0.9
+        Weight of the old moving statistics in a step, from 0 to 1.
+    fix_gamma : bool, default True
+        Compute with gamma 1 and give gamma a zero gradient; gamma itself is never written.
+    use_global_stats : bool, default False
+        Use the moving statistics, also in training.
+    use_batch_stats : bool, default False
+        Use the statistics of the batch, also in inference.
+    output_mean_var : bool, default False
+        Also return the mean and ``1 / sqrt(variance + eps)`` that were used, shape (channels,) and
+        of gamma's type; no gradient flows through them.
+    axis : int, default 1
+        The axis of the channels; negative counts from the end.
+    cudnn_off : bool, default False
+        Accepted and ignored.
+
+    Returns
+    -------
+    as data, or a list of three with output_mean_var
+        The output has the shape and type of data.
+
+    Raises
+    ------
+    ValueError
+        If an argument is of a wrong kind, type, shape, storage or context, or an attribute is
+        unknown or out of its range.
+
+    References
+    ----------
+    .. [1] S. Ioffe and C. Szegedy, Batch Normalization: Accelerating Deep Network Training by
+       Reducing Internal Covariate Shift, 2015, https://arxiv.org/abs/1502.03167
+    """
+    arrays = [data, gamma, beta, moving_mean, moving_var]
+    _check_inputs(arrays)
+    if mx.autograd.is_recording():
+        # A graph that held the statistics themselves would end when another one with them does.
+        arrays[3:] = [moving_mean.detach(), moving_var.detach()]
+    with as_value_errors():
+        return _imperative_invoke(
+            _library.handle(),
+            arrays,
+            list(attributes),
+            list(attributes.values()),
+            out,
+            isinstance(data, mx.np.ndarray),
+            False,
+        )

@@ -1,0 +1,203 @@
+"""BatchNorm in NumPy, in float64: the specification of the operator, and the oracle of its tests.
+
+Nothing here is fast. The formulas of `backward` are the derivatives of `forward`; the tests check
+them by central differences.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any
+
+
+class Forward(NamedTuple):
+    """What a forward gives: its output, what it keeps for backward, and the moving statistics.
+
+    Attributes
+    ----------
+    output : numpy.ndarray
+        Shape of the data.
+    mean, inv_std : numpy.ndarray
+        The mean and ``1 / sqrt(variance + eps)`` that were used, (channels,).
+    used_batch : bool
+        Whether they are the batch's.
+    moving_mean, moving_var : numpy.ndarray
+        The moving statistics after this forward, (channels,).
+    """
+
+    output: Array
+    mean: Array
+    inv_std: Array
+    used_batch: bool
+    moving_mean: Array
+    moving_var: Array
+
+
+def statistics(data: Array, axis: int = 1) -> tuple[Array, Array]:
+    """Mean and biased variance of every channel.
+
+    Parameters
+    ----------
+    data : array_like
+        Of any shape with at least one dimension.
+    axis : int, default 1
+        The axis of the channels; negative counts from the end.
+
+    Returns
+    -------
+    (numpy.ndarray, numpy.ndarray)
+        float64, (channels,) each.
+    """
+    channels = _by_channel(data, axis)
+    mean = channels.mean(axis=1)
+    return mean, ((channels - mean[:, None]) ** 2).mean(axis=1)
+
+
+def step(old: Array, batch: Array, momentum: float, finite: Array) -> Array:
+    """Step a moving statistic: ``momentum * old + (1 - momentum) * batch`` where finite.
+
+    Parameters
+    ----------
+    old, batch : array_like
+        The moving and the batch's statistic, (channels,).
+    momentum : float
+        Weight of the old value.
+    finite : array_like of bool
+        Channels that step; the others keep the old value.
+
+    Returns
+    -------
+    numpy.ndarray
+        float64, (channels,).
+    """
+    old = np.asarray(old, np.float64)
+    return np.where(finite, momentum * old + (1 - momentum) * batch, old)
+
+
+def forward(
+    data: Array,
+    gamma: Array,
+    beta: Array,
+    moving_mean: Array,
+    moving_var: Array,
+    *,
+    is_train: bool,
+    eps: float = 1e-3,
+    momentum: float = 0.9,
+    fix_gamma: bool = True,
+    use_global_stats: bool = False,
+    use_batch_stats: bool = False,
+    axis: int = 1,
+) -> Forward:
+    """Normalize data: ``(data - m) / sqrt(v + eps) * gamma + beta``, per channel.
+
+    Parameters
+    ----------
+    data : array_like
+        Of any shape with at least one dimension.
+    gamma, beta, moving_mean, moving_var : array_like
+        (channels,).
+    is_train : bool
+        Training or inference.
+    eps, momentum, fix_gamma, use_global_stats, use_batch_stats, axis
+        As of `mxbn.nd.BatchNorm`.
+
+    Returns
+    -------
+    Forward
+        All in float64.
+
+    Raises
+    ------
+    ValueError
+        If both use_global_stats and use_batch_stats are set.
+    """
+    if use_global_stats and use_batch_stats:
+        raise ValueError("use_global_stats and use_batch_stats exclude each other")
+    data = np.asarray(data, np.float64)
+    moving_mean = np.asarray(moving_mean, np.float64)
+    moving_var = np.asarray(moving_var, np.float64)
+    used_batch = use_batch_stats or (is_train and not use_global_stats)
+    mean, var, new_mean, new_var = moving_mean, moving_var, moving_mean, moving_var
+    with np.errstate(invalid="ignore", over="ignore"):
+        if used_batch and data.size > 0:
+            mean, var = statistics(data, axis)
+            if is_train:
+                finite = np.isfinite(mean) & np.isfinite(var)
+                new_mean = step(moving_mean, mean, momentum, finite)
+                new_var = step(moving_var, var, momentum, finite)
+        inv_std = _inverse_std(var, eps)
+        scale = inv_std if fix_gamma else inv_std * np.asarray(gamma, np.float64)
+        output = (data - _shaped(mean, data, axis)) * _shaped(scale, data, axis)
+        output = output + _shaped(np.asarray(beta, np.float64), data, axis)
+    return Forward(output, mean, inv_std, bool(used_batch), new_mean, new_var)
+
+
+def backward(
+    head_gradient: Array,
+    data: Array,
+    gamma: Array,
+    kept: Forward,
+    *,
+    fix_gamma: bool = True,
+    axis: int = 1,
+) -> tuple[Array, Array, Array]:
+    """Gradients of a forward, from what it kept.
+
+    With ``xh = (data - m) * inv_std`` and n values per channel, ``dbeta = sum dy``,
+    ``dgamma = sum dy * xh`` and, if the batch was used,
+    ``dx = gamma * inv_std * (dy - dbeta / n - xh * dgamma / n)``; otherwise
+    ``dx = gamma * inv_std * dy``.
+
+    Parameters
+    ----------
+    head_gradient, data : array_like
+        The gradient of the output, and the data of the forward, of the same shape.
+    gamma : array_like
+        (channels,).
+    kept : Forward
+        What the forward returned.
+    fix_gamma, axis
+        As in the forward.
+
+    Returns
+    -------
+    (numpy.ndarray, numpy.ndarray, numpy.ndarray)
+        Gradients of data, gamma (zero with fix_gamma) and beta, in float64.
+    """
+    dy = np.asarray(head_gradient, np.float64)
+    data = np.asarray(data, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        xh = (data - _shaped(kept.mean, data, axis)) * _shaped(kept.inv_std, data, axis)
+        dbeta = _by_channel(dy, axis).sum(axis=1)
+        dgamma = _by_channel(dy * xh, axis).sum(axis=1)
+        scale = kept.inv_std if fix_gamma else kept.inv_std * np.asarray(gamma, np.float64)
+        dx = dy
+        if kept.used_batch and data.size > 0:
+            n = data.size // data.shape[axis]
+            dx = dy - _shaped(dbeta / n, data, axis) - xh * _shaped(dgamma / n, data, axis)
+        dx = _shaped(scale, data, axis) * dx
+    return dx, np.zeros_like(dgamma) if fix_gamma else dgamma, dbeta
+
+
+def _inverse_std(var: Array, eps: float) -> Array:
+    """1 / sqrt(var + eps), and 0 where that is 1 / 0, so that a constant channel gives beta."""
+    shifted = np.asarray(var, np.float64) + eps
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(shifted == 0, 0.0, 1 / np.sqrt(shifted))
+
+
+def _by_channel(data: Array, axis: int) -> Array:
+    """Return the data as a matrix with a row per channel."""
+    data = np.moveaxis(np.asarray(data, np.float64), axis, 0)
+    return data.reshape(data.shape[0], int(np.prod(data.shape[1:])))
+
+
+def _shaped(channels: Array, data: Array, axis: int) -> Array:
+    """Return one value per channel in a shape that broadcasts against data."""
+    shape = [1] * data.ndim
+    shape[axis] = data.shape[axis]
+    return channels.reshape(shape)

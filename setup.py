@@ -1,0 +1,141 @@
+"""Builds libmxbn.so and packs it; everything else about the package is in pyproject.toml."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before setuptools 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
+SOURCES = Path("src/operator")
+COMMON = ["-std=c++14", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
+
+# Files that see MXNet's headers. The released libmxnet.so was built with the old std::string, and
+# without these features in the structures that the headers declare.
+MXNET_FILES = ["batch_norm.cc", "mxnet_abi.cc"]
+MXNET_FLAGS = [
+    "-D_GLIBCXX_USE_CXX11_ABI=0",
+    "-fno-strict-aliasing",  # mxnet_abi.h reads structures through mirrors
+    "-fvisibility-inlines-hidden",
+    "-DDMLC_LOG_STACK_TRACE=0",
+    *(f"-DMXNET_USE_{feature}=0" for feature in ("MKLDNN", "CUDA")),
+    *(f"-DMSHADOW_USE_{feature}=0" for feature in ("CUDA", "CBLAS", "MKL", "SSE", "F16C")),
+]
+
+# Files of plain pointers.
+PLAIN_FILES = ["batch_norm_cpu.cc", "batch_norm_cpu_select.cc"]
+
+# The kernels, once per instruction set.
+KERNELS = "batch_norm_cpu_kernels.cc"
+KERNEL_FLAGS = ["-Wno-maybe-uninitialized"]  # GCC 12 warns of its own AVX-512 header
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [f"-mavx512{part}" for part in ("f", "dq", "bw", "vl")]
+INSTRUCTION_SETS = {
+    "baseline": ["-msse2"],
+    "avx2": AVX2,
+    "avx512": [*AVX2, *AVX512, "-mprefer-vector-width=512"],
+}
+
+LINK_FLAGS = [
+    "-shared",
+    "-fopenmp",
+    "-Wl,--wrap=_ZN4nnvm2Op13UpdateAttrMapERKSsSt8functionIFvPN4dmlc3anyEEE",  # see mxnet_abi.cc
+    "-Wl,--gc-sections",
+    f"-Wl,--version-script={SOURCES / 'exports.map'}",
+    # libmxnet.so's own needs (OpenBLAS, CUDA) are met when it is loaded, not here.
+    "-Wl,--allow-shlib-undefined",
+]
+
+
+def fail(message):
+    sys.exit(f"\nmxbn: {message}\n")
+
+
+def mxnet_folder():
+    spec = find_spec("mxnet")
+    if spec is None:
+        fail("MXNet's headers are needed to build: pip install mxnet==1.9.1")
+    return Path(spec.origin).parent
+
+
+class BuildLibrary(build_ext):
+    """Compiles the operator with g++ alone; CXX, CXXFLAGS and LDFLAGS are honoured."""
+
+    def build_extension(self, extension):
+        if platform.system() != "Linux" or platform.machine() != "x86_64":
+            fail(f"only Linux on x86-64 is supported, not {platform.system()} {platform.machine()}")
+        compiler = os.environ.get("CXX", "g++").split()
+        if shutil.which(compiler[0]) is None:
+            fail(
+                f"the C++ compiler {compiler[0]} was not found. Install one, for example with "
+                "'apt-get install g++', or name one in the environment variable CXX"
+            )
+        mxnet = mxnet_folder()
+        folder = Path(self.build_temp)
+        folder.mkdir(parents=True, exist_ok=True)
+        include = ["-isystem", str(mxnet / "include")]
+        jobs = [(name, Path(name).stem, [*MXNET_FLAGS, *include]) for name in MXNET_FILES]
+        jobs += [(name, Path(name).stem, []) for name in PLAIN_FILES]
+        for instruction_set, flags in INSTRUCTION_SETS.items():
+            definition = f"-DMXBN_INSTRUCTION_SET={instruction_set}"
+            stem = f"{Path(KERNELS).stem}_{instruction_set}"
+            jobs.append((KERNELS, stem, [*KERNEL_FLAGS, definition, *flags]))
+
+        def compile_one(job):
+            name, stem, flags = job
+            target = folder / f"{stem}.o"
+            more = os.environ.get("CXXFLAGS", "").split()
+            command = [
+                *compiler,
+                *COMMON,
+                *flags,
+                *more,
+                "-c",
+                str(SOURCES / name),
+                "-o",
+                str(target),
+            ]
+            print(" ".join(command), flush=True)
+            subprocess.run(command, check=True)
+            return str(target)
+
+        try:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = list(pool.map(compile_one, jobs))
+            target = Path(self.get_ext_fullpath(extension.name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            libraries = ["-L" + str(mxnet), "-l:libmxnet.so"]
+            more = os.environ.get("LDFLAGS", "").split()
+            subprocess.run(
+                [*compiler, *LINK_FLAGS, *objects, *libraries, *more, "-o", str(target)], check=True
+            )
+        except subprocess.CalledProcessError as error:
+            fail(f"building libmxbn.so failed: {' '.join(map(str, error.cmd))}")
+
+    def get_ext_filename(self, name):
+        return os.path.join(*name.split(".")) + ".so"  # not tied to a Python version
+
+
+class BuildWheel(bdist_wheel):
+    """Tags the wheel py3-none: its library is loaded by ctypes and uses no Python API."""
+
+    def get_tag(self):
+        # The library asks for no newer C library than that of the machine that built it.
+        major, minor = platform.libc_ver()[1].split(".")[:2]
+        return "py3", "none", f"manylinux_{major}_{minor}_x86_64"
+
+
+setup(
+    ext_modules=[Extension("mxbn.libmxbn", sources=[str(p) for p in sorted(SOURCES.glob("*.cc"))])],
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": BuildWheel},
+)

@@ -1,0 +1,96 @@
+// What every half of the operator (registration, CPU, GPU) agrees on: the parameters, the view of a
+// tensor, and the arguments of the two passes. Plain data, no MXNet types.
+#ifndef MXBN_OPERATOR_BATCH_NORM_H_
+#define MXBN_OPERATOR_BATCH_NORM_H_
+
+#include <cstdint>
+
+namespace mxbn {
+
+// The attributes of the operator, with MXNet's names and defaults.
+struct BatchNormParam {
+  double eps = 1e-3;
+  double momentum = 0.9;
+  int axis = 1;
+  bool fix_gamma = true;
+  bool use_global_stats = false;
+  bool use_batch_stats = false;
+  bool output_mean_var = false;
+
+  // The table of modes: whose statistics a forward uses ...
+  bool UsesBatch(bool is_train) const { return use_batch_stats || (is_train && !use_global_stats); }
+  // ... and whether it steps the moving ones.
+  bool Steps(bool is_train) const { return is_train && !use_global_stats; }
+};
+
+// Any tensor and axis, seen as outer x channels x inner.
+struct View {
+  int64_t outer = 1;
+  int64_t channels = 1;
+  int64_t inner = 1;
+
+  int64_t PerChannel() const { return outer * inner; }
+  int64_t Size() const { return outer * channels * inner; }
+};
+
+// IEEE binary16, as stored.
+struct Half {
+  uint16_t bits;
+};
+
+// The type of gamma, beta and the statistics, in which single values are computed too.
+template <typename T>
+struct ParamTypeOf {
+  using type = float;
+};
+template <>
+struct ParamTypeOf<double> {
+  using type = double;
+};
+template <typename T>
+using ParamType = typename ParamTypeOf<T>::type;
+
+// Where a result goes: nowhere (data is null), written or added.
+template <typename T>
+struct Result {
+  T* data = nullptr;
+  bool add = false;
+};
+
+// What a forward keeps for its backward, per channel. 1/sqrt(var + eps) is 0 where var + eps is 0.
+struct Saved {
+  double* mean;
+  double* inv_std;
+};
+
+template <typename T>
+struct ForwardArguments {
+  using P = ParamType<T>;
+  View view;
+  double eps, momentum;
+  bool use_batch, step;  // see BatchNormParam
+  const T* x;
+  const P* gamma;  // null: 1
+  const P* beta;
+  P* moving_mean;
+  P* moving_var;
+  Result<T> y;
+  Saved saved;
+};
+
+template <typename T>
+struct BackwardArguments {
+  using P = ParamType<T>;
+  View view;
+  bool use_batch;  // as the forward ran
+  const T* dy;
+  const T* x;
+  const P* gamma;  // null: 1, and its gradient is 0
+  Saved saved;
+  Result<T> dx;
+  Result<P> dgamma, dbeta;
+};
+
+}  // namespace mxbn
+
+#endif  // MXBN_OPERATOR_BATCH_NORM_H_

@@ -1,0 +1,196 @@
+#include "batch_norm_cpu.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "batch_norm_cpu_kernels.h"
+#include "batch_norm_cpu_schedule.h"
+
+namespace mxbn {
+namespace {
+
+// The constant of eps=0 on a channel without spread is y = beta: its 1/sqrt(0) counts as 0.
+double InverseStd(double var, double eps) {
+  const double d = var + eps;
+  if (d == 0) return 0;
+  return d > 0 ? 1 / std::sqrt(d) : std::numeric_limits<double>::quiet_NaN();
+}
+
+// A table of per-channel terms, as the kernels take it.
+template <typename C>
+class TermTable {
+ public:
+  TermTable(int64_t channels, int terms)
+      : channels_(channels), values_(static_cast<size_t>(channels * terms)) {}
+  void Set(int term, int64_t channel, double value) {
+    values_[term * channels_ + channel] = static_cast<C>(value);
+  }
+  // A value in two parts: what the type cannot hold of it goes to the second.
+  void Set(int high, int low, int64_t channel, double value) {
+    Set(high, channel, value);
+    const double rest = value - static_cast<double>(values_[high * channels_ + channel]);
+    Set(low, channel, std::isfinite(rest) ? rest : 0);
+  }
+  const C* data() const { return values_.data(); }
+
+ private:
+  int64_t channels_;
+  std::vector<C> values_;
+};
+
+template <typename T>
+void Put(const Result<T>& result, int64_t i, double value) {
+  if (result.data == nullptr) return;
+  if (result.add) value += static_cast<double>(result.data[i]);
+  result.data[i] = static_cast<T>(value);
+}
+
+template <typename T>
+class ForwardPass {
+ public:
+  using C = ParamType<T>;
+  static constexpr int kTerms = kForwardTerms;
+
+  explicit ForwardPass(const ForwardArguments<T>& arguments)
+      : a_(arguments), kernels_(SelectKernels<T>()), terms_(a_.view.channels, kTerms) {
+    if (!reduces()) return;
+    // The pivot of a channel is its first value: it is near the mean for all but outliers, and
+    // sums in double bear an outlier.
+    centre_.resize(static_cast<size_t>(a_.view.channels));
+    for (int64_t c = 0; c < a_.view.channels; ++c) {
+      centre_[c] = static_cast<double>(kernels_.to_compute(a_.x[c * a_.view.inner]));
+    }
+  }
+
+  bool reduces() const { return a_.use_batch && a_.view.PerChannel() > 0; }
+  bool applies() const { return a_.y.data != nullptr; }
+  const double* centre() const { return centre_.data(); }
+  const C* terms() const { return terms_.data(); }
+
+  void Reduce(Layout layout, const Slab& slab, int64_t offset, const double* centre, double* sums,
+              int64_t sums_stride) const {
+    kernels_.statistics[layout](slab, a_.x + offset, centre, sums, sums_stride);
+  }
+
+  // sums: of x - pivot and of its square; null where the moving statistics count.
+  void Finish(int64_t c, const double* sums) {
+    double mean = static_cast<double>(a_.moving_mean[c]);
+    double var = static_cast<double>(a_.moving_var[c]);
+    if (sums != nullptr) {
+      const double n = static_cast<double>(a_.view.PerChannel());
+      const double shift = sums[0] / n;
+      mean = centre_[c] + shift;
+      var = sums[1] / n - shift * shift;
+      if (var < 0) var = 0;  // by rounding only
+      if (a_.step) Step(c, mean, var);
+    }
+    const double inv_std = InverseStd(var, a_.eps);
+    const double gamma = a_.gamma != nullptr ? static_cast<double>(a_.gamma[c]) : 1;
+    a_.saved.mean[c] = mean;
+    a_.saved.inv_std[c] = inv_std;
+    terms_.Set(kMeanHigh, kMeanLow, c, mean);
+    terms_.Set(kScale, c, gamma * inv_std);
+    terms_.Set(kOffset, c, static_cast<double>(a_.beta[c]));
+  }
+
+  void Apply(Layout layout, const Slab& slab, int64_t offset, const C* terms,
+             int64_t terms_stride) const {
+    kernels_.forward[layout](slab, a_.x + offset, terms, terms_stride, a_.y.data + offset,
+                             a_.y.add);
+  }
+
+ private:
+  // moving = momentum * moving + (1 - momentum) * batch, unless the batch is not finite (also as
+  // the stored type sees it).
+  void Step(int64_t c, double mean, double var) {
+    if (!std::isfinite(static_cast<C>(mean)) || !std::isfinite(static_cast<C>(var))) return;
+    const double old = a_.momentum, fresh = 1 - a_.momentum;
+    a_.moving_mean[c] = static_cast<C>(old * static_cast<double>(a_.moving_mean[c]) + fresh * mean);
+    a_.moving_var[c] = static_cast<C>(old * static_cast<double>(a_.moving_var[c]) + fresh * var);
+  }
+
+  const ForwardArguments<T>& a_;
+  const Kernels<T>& kernels_;
+  std::vector<double> centre_;
+  TermTable<C> terms_;
+};
+
+// With xh = (x - m) * inv_std and n values per channel:
+//   dbeta = sum dy, dgamma = sum dy * xh
+//   batch statistics:  dx = gamma * inv_std * (dy - dbeta / n - xh * dgamma / n)
+//   moving statistics: dx = gamma * inv_std * dy
+template <typename T>
+class BackwardPass {
+ public:
+  using C = ParamType<T>;
+  static constexpr int kTerms = kBackwardTerms;
+
+  explicit BackwardPass(const BackwardArguments<T>& arguments)
+      : a_(arguments), kernels_(SelectKernels<T>()), terms_(a_.view.channels, kTerms) {}
+
+  bool reduces() const {
+    const bool wanted = (a_.dgamma.data != nullptr && a_.gamma != nullptr) ||
+                        a_.dbeta.data != nullptr || (a_.use_batch && applies());
+    return wanted && a_.view.PerChannel() > 0;
+  }
+  bool applies() const { return a_.dx.data != nullptr; }
+  const double* centre() const { return a_.saved.mean; }
+  const C* terms() const { return terms_.data(); }
+
+  void Reduce(Layout layout, const Slab& slab, int64_t offset, const double* centre, double* sums,
+              int64_t sums_stride) const {
+    kernels_.backward_reduce[layout](slab, a_.x + offset, a_.dy + offset, centre, sums,
+                                     sums_stride);
+  }
+
+  // sums: of dy and of dy * (x - m); null where nothing is to be summed.
+  void Finish(int64_t c, const double* sums) {
+    const double inv_std = a_.saved.inv_std[c];
+    const double dbeta = sums != nullptr ? sums[0] : 0;
+    const double dgamma = sums != nullptr ? sums[1] * inv_std : 0;
+    Put(a_.dbeta, c, dbeta);
+    Put(a_.dgamma, c, a_.gamma != nullptr ? dgamma : 0);
+    const double gamma = a_.gamma != nullptr ? static_cast<double>(a_.gamma[c]) : 1;
+    const double n = static_cast<double>(a_.view.PerChannel());
+    terms_.Set(kMeanHigh, kMeanLow, c, a_.saved.mean[c]);
+    terms_.Set(kScale, c, gamma * inv_std);
+    terms_.Set(kSlope, c, inv_std * dgamma / n);
+    terms_.Set(kShiftHigh, kShiftLow, c, dbeta / n);
+  }
+
+  void Apply(Layout layout, const Slab& slab, int64_t offset, const C* terms,
+             int64_t terms_stride) const {
+    const T* x = a_.use_batch ? a_.x + offset : nullptr;
+    kernels_.backward[layout](slab, x, a_.dy + offset, terms, terms_stride, a_.dx.data + offset,
+                              a_.dx.add);
+  }
+
+ private:
+  const BackwardArguments<T>& a_;
+  const Kernels<T>& kernels_;
+  TermTable<C> terms_;
+};
+
+}  // namespace
+
+template <typename T>
+void ForwardCpu(const ForwardArguments<T>& arguments) {
+  ForwardPass<T> pass(arguments);
+  Run(arguments.view, &pass);
+}
+
+template <typename T>
+void BackwardCpu(const BackwardArguments<T>& arguments) {
+  BackwardPass<T> pass(arguments);
+  Run(arguments.view, &pass);
+}
+
+template void ForwardCpu(const ForwardArguments<Half>&);
+template void ForwardCpu(const ForwardArguments<float>&);
+template void ForwardCpu(const ForwardArguments<double>&);
+template void BackwardCpu(const BackwardArguments<Half>&);
+template void BackwardCpu(const BackwardArguments<float>&);
+template void BackwardCpu(const BackwardArguments<double>&);
+
+}  // namespace mxbn

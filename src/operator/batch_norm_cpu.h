@@ -1,0 +1,19 @@
+// BatchNorm on a CPU, on plain pointers; T is Half, float or double.
+#ifndef MXBN_OPERATOR_BATCH_NORM_CPU_H_
+#define MXBN_OPERATOR_BATCH_NORM_CPU_H_
+
+#include "batch_norm.h"
+
+namespace mxbn {
+
+// y = (x - m) / sqrt(v + eps) * gamma + beta, and the step of the moving statistics. y may be x.
+template <typename T>
+void ForwardCpu(const ForwardArguments<T>& arguments);
+
+// The gradients of that forward, from what it saved. dx may be dy.
+template <typename T>
+void BackwardCpu(const BackwardArguments<T>& arguments);
+
+}  // namespace mxbn
+
+#endif  // MXBN_OPERATOR_BATCH_NORM_CPU_H_

@@ -1,0 +1,64 @@
+// The inner loops of BatchNorm on a CPU: plain pointers, no threads, no allocation. They are
+// compiled once per instruction set; SelectKernels picks the best set that the processor has.
+#ifndef MXBN_OPERATOR_BATCH_NORM_CPU_KERNELS_H_
+#define MXBN_OPERATOR_BATCH_NORM_CPU_KERNELS_H_
+
+#include <cstdint>
+
+#include "batch_norm.h"
+
+namespace mxbn {
+
+// Rows of contiguous values, `stride` values apart.
+struct Slab {
+  int64_t rows;
+  int64_t cols;
+  int64_t stride;
+};
+
+// A slab belongs to one channel (its parameters are single values), or every column of it has
+// parameters of its own (they are arrays).
+enum Layout { kOneChannel = 0, kColumns = 1 };
+
+// Tables of parameters: table[term * terms_stride + column].
+enum ForwardTerm { kMeanHigh, kMeanLow, kScale, kOffset, kForwardTerms };
+enum BackwardTerm { kSlope = kOffset, kShiftHigh, kShiftLow, kBackwardTerms };
+
+template <typename T>
+struct Kernels {
+  using C = ParamType<T>;
+
+  // Statistics: adds to sums[0] the sum of x - centre and to sums[sums_stride] that of its squares,
+  // in double.
+  using Statistics = void (*)(const Slab&, const T* x, const double* centre, double* sums,
+                              int64_t sums_stride);
+  // Forward: y = ((x - mean_high) - mean_low) * scale + offset. Subtracting first and the mean in
+  // two parts keep what x * scale + (offset - mean * scale) would cancel.
+  using Forward = void (*)(const Slab&, const T* x, const C* terms, int64_t terms_stride, T* y,
+                           bool add);
+  // BackwardReduce: adds to sums[0] the sum of dy and to sums[sums_stride] that of
+  // dy * (x - centre), in double.
+  using BackwardReduce = void (*)(const Slab&, const T* x, const T* dy, const double* centre,
+                                  double* sums, int64_t sums_stride);
+  // Backward: dx = scale * ((dy - shift_high) - (((x - mean_high) - mean_low) * slope +
+  // shift_low)), or, where x is null, dx = scale * dy.
+  using Backward = void (*)(const Slab&, const T* x, const T* dy, const C* terms,
+                            int64_t terms_stride, T* dx, bool add);
+
+  C (*to_compute)(T value);
+  // By Layout.
+  Statistics statistics[2];
+  Forward forward[2];
+  BackwardReduce backward_reduce[2];
+  Backward backward[2];
+};
+
+template <typename T>
+const Kernels<T>& SelectKernels();
+
+// The name of the instruction set in use: "avx512", "avx2" or "baseline".
+const char* InstructionSet();
+
+}  // namespace mxbn
+
+#endif  // MXBN_OPERATOR_BATCH_NORM_CPU_KERNELS_H_

@@ -1,0 +1,235 @@
+// How a pass over a tensor is cut into slabs and spread over threads.
+//
+// A pass has two steps with a decision per channel between them:
+//   Reduce   two sums per channel, from all of its values;
+//   Finish   what the sums mean, once per channel: statistics, gradients, the terms for Apply;
+//   Apply    one output per value.
+// The pieces that sums are made of, and the order in which they are added, depend on the shape
+// alone: every number of threads gives the same bits.
+#ifndef MXBN_OPERATOR_BATCH_NORM_CPU_SCHEDULE_H_
+#define MXBN_OPERATOR_BATCH_NORM_CPU_SCHEDULE_H_
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "batch_norm_cpu_kernels.h"
+#include "parallel.h"
+
+namespace mxbn {
+
+constexpr int64_t kPieceValues = 1 << 16;  // about so many values are summed in one piece
+constexpr int64_t kShortRow = 16;      // rows below this are not worth a vector loop of their own
+constexpr int64_t kTileColumns = 512;  // whose sums stay in the first-level cache
+constexpr int64_t kMinRows = 64;       // of a block, so that its sums are few beside its values
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Channels whose rows (inner values) are long: a slab belongs to one channel.
+template <typename Pass>
+class RowSchedule {
+ public:
+  RowSchedule(const View& view, Pass* pass)
+      : view_(view),
+        pass_(pass),
+        piece_rows_(std::min(view.outer, std::max<int64_t>(1, kPieceValues / view.inner))),
+        piece_cols_(std::min(view.inner, kPieceValues)),
+        pieces_(CeilDiv(view.outer, piece_rows_) * CeilDiv(view.inner, piece_cols_)),
+        threads_(Threads(view.Size())) {}
+
+  void Run() {
+    // Channel by channel, a channel's values are still in cache when Apply comes to them.
+    const bool by_channel = pass_->reduces() && (threads_ == 1 || view_.channels >= 4 * threads_);
+    if (by_channel) {
+      Parallel(view_.channels, threads_, [this](int64_t c) {
+        double sums[2] = {0, 0};
+        for (int64_t p = 0; p < pieces_; ++p) ReducePiece(c, p, sums);
+        pass_->Finish(c, sums);
+        if (!pass_->applies()) return;
+        for (int64_t p = 0; p < pieces_; ++p) {
+          const Piece piece = At(c, p);
+          pass_->Apply(kOneChannel, piece.slab, piece.offset, pass_->terms() + c, view_.channels);
+        }
+      });
+      return;
+    }
+    ReduceAll();
+    if (pass_->applies()) ApplyAll();
+  }
+
+ private:
+  struct Piece {
+    int64_t offset;
+    Slab slab;
+  };
+
+  Piece At(int64_t channel, int64_t piece) const {
+    const int64_t across = CeilDiv(view_.inner, piece_cols_);
+    const int64_t row = piece / across * piece_rows_, col = piece % across * piece_cols_;
+    const int64_t stride = view_.channels * view_.inner;
+    return {row * stride + channel * view_.inner + col,
+            {std::min(piece_rows_, view_.outer - row), std::min(piece_cols_, view_.inner - col),
+             stride}};
+  }
+
+  // Adds the sums of a piece; each piece is summed on its own first.
+  void ReducePiece(int64_t channel, int64_t p, double* sums) {
+    double part[2] = {0, 0};
+    const Piece piece = At(channel, p);
+    pass_->Reduce(kOneChannel, piece.slab, piece.offset, pass_->centre() + channel, part, 1);
+    sums[0] += part[0];
+    sums[1] += part[1];
+  }
+
+  void ReduceAll() {
+    if (!pass_->reduces()) {
+      for (int64_t c = 0; c < view_.channels; ++c) pass_->Finish(c, nullptr);
+      return;
+    }
+    std::vector<double> parts(static_cast<size_t>(2 * view_.channels * pieces_));
+    Parallel(view_.channels * pieces_, threads_,
+             [&](int64_t i) { ReducePiece(i / pieces_, i % pieces_, &parts[2 * i]); });
+    for (int64_t c = 0; c < view_.channels; ++c) {
+      double sums[2] = {0, 0};
+      for (int64_t i = c * pieces_; i < (c + 1) * pieces_; ++i) {
+        sums[0] += parts[2 * i];
+        sums[1] += parts[2 * i + 1];
+      }
+      pass_->Finish(c, sums);
+    }
+  }
+
+  // In the order of memory.
+  void ApplyAll() const {
+    const int64_t across = CeilDiv(view_.inner, piece_cols_);
+    Parallel(view_.outer * view_.channels * across, threads_, [&](int64_t i) {
+      const int64_t row = i / across, col = i % across * piece_cols_;
+      const Slab slab{1, std::min(piece_cols_, view_.inner - col), 0};
+      pass_->Apply(kOneChannel, slab, row * view_.inner + col,
+                   pass_->terms() + row % view_.channels, view_.channels);
+    });
+  }
+
+  const View view_;
+  Pass* const pass_;
+  const int64_t piece_rows_, piece_cols_;
+  const int64_t pieces_;  // of one channel
+  const int threads_;
+};
+
+// Channels whose rows are short (channels-last: one value): the tensor is a matrix whose columns
+// have parameters of their own. A period of channels x inner columns is repeated where it is
+// narrow, so that vectors are full; the last row may then be shorter.
+template <typename Pass>
+class ColumnSchedule {
+ public:
+  ColumnSchedule(const View& view, Pass* pass)
+      : view_(view),
+        pass_(pass),
+        width_(Width(view)),
+        rows_(view.Size() / width_),
+        rest_(view.Size() % width_),
+        block_rows_(std::max(kMinRows, kPieceValues / width_)),
+        blocks_(CeilDiv(rows_, block_rows_) + (rest_ > 0)),
+        tiles_(CeilDiv(width_, kTileColumns)),
+        threads_(Threads(view.Size())) {}
+
+  void Run() {
+    if (pass_->reduces()) {
+      ReduceAll();
+    } else {
+      for (int64_t c = 0; c < view_.channels; ++c) pass_->Finish(c, nullptr);
+    }
+    if (pass_->applies()) ApplyAll();
+  }
+
+ private:
+  static int64_t Width(const View& view) {
+    const int64_t period = view.channels * view.inner;
+    int64_t repeats = 1;
+    while (repeats * period < 64 || repeats * period % 16 != 0) {
+      if (period >= 256 || 2 * repeats > view.outer) break;
+      repeats *= 2;
+    }
+    return repeats * period;
+  }
+
+  int64_t Channel(int64_t col) const { return col / view_.inner % view_.channels; }
+
+  // Calls f(block, slab, offset, first column) for every block of rows and tile of columns.
+  template <typename F>
+  void ForEachSlab(F f) const {
+    Parallel(blocks_ * tiles_, threads_, [&](int64_t i) {
+      const int64_t block = i / tiles_, col = i % tiles_ * kTileColumns;
+      const int64_t row = std::min(block * block_rows_, rows_);
+      const bool last_row = row == rows_;  // the shorter one
+      const int64_t cols = std::min(kTileColumns, (last_row ? rest_ : width_) - col);
+      const int64_t rows = last_row ? 1 : std::min(block_rows_, rows_ - row);
+      if (cols > 0) f(block, Slab{rows, cols, width_}, row * width_ + col, col);
+    });
+  }
+
+  void ReduceAll() {
+    const double* centre = pass_->centre();
+    std::vector<double> centres(static_cast<size_t>(width_));
+    for (int64_t col = 0; col < width_; ++col) centres[col] = centre[Channel(col)];
+    // By block, then the two sums, then the column.
+    std::vector<double> parts(static_cast<size_t>(2 * blocks_ * width_));
+    ForEachSlab([&](int64_t block, const Slab& slab, int64_t offset, int64_t col) {
+      pass_->Reduce(kColumns, slab, offset, &centres[col], &parts[2 * block * width_ + col],
+                    width_);
+    });
+    const int64_t period = view_.channels * view_.inner;
+    Parallel(view_.channels, threads_, [&](int64_t c) {
+      double sums[2] = {0, 0};
+      for (int64_t i = 0; i < 2 * blocks_; ++i) {
+        for (int64_t start = c * view_.inner; start < width_; start += period) {
+          for (int64_t col = start; col < start + view_.inner; ++col) {
+            sums[i % 2] += parts[i * width_ + col];
+          }
+        }
+      }
+      pass_->Finish(c, sums);
+    });
+  }
+
+  void ApplyAll() const {
+    using C = typename Pass::C;
+    std::vector<C> terms(static_cast<size_t>(Pass::kTerms * width_));
+    for (int64_t term = 0; term < Pass::kTerms; ++term) {
+      for (int64_t col = 0; col < width_; ++col) {
+        terms[term * width_ + col] = pass_->terms()[term * view_.channels + Channel(col)];
+      }
+    }
+    ForEachSlab([&](int64_t, const Slab& slab, int64_t offset, int64_t col) {
+      pass_->Apply(kColumns, slab, offset, &terms[col], width_);
+    });
+  }
+
+  const View view_;
+  Pass* const pass_;
+  const int64_t width_;
+  const int64_t rows_, rest_;  // whole rows, and the values of the shorter one
+  const int64_t block_rows_, blocks_, tiles_;
+  const int threads_;
+};
+
+template <typename Pass>
+void Run(View view, Pass* pass) {
+  if (view.Size() == 0) {
+    for (int64_t c = 0; c < view.channels; ++c) pass->Finish(c, nullptr);
+    return;
+  }
+  if (view.channels == 1) view = View{1, 1, view.Size()};
+  if (view.inner >= kShortRow) {
+    RowSchedule<Pass>(view, pass).Run();
+  } else {
+    ColumnSchedule<Pass>(view, pass).Run();
+  }
+}
+
+}  // namespace mxbn
+
+#endif  // MXBN_OPERATOR_BATCH_NORM_CPU_SCHEDULE_H_
