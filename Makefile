@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 	$(BIN)/python -m mxbn demo
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 # Installed anew whenever a source is newer; the compiled parts are made by setup.py.
 $(VENV)/installed: $(VENV)/tools $(SOURCES)

@@ -122,6 +122,13 @@ class BuildLibrary(build_ext):
         except subprocess.CalledProcessError as error:
             fail(f"building libmxbn.so failed: {' '.join(map(str, error.cmd))}")
 
+        # Also beside the sources: Python started in this folder imports the package from there.
+        beside = Path("mxbn", target.name)
+        if not beside.exists() or not beside.samefile(target):
+            copy = beside.with_suffix(".new")
+            shutil.copyfile(target, copy)
+            os.replace(copy, beside)  # a running process keeps the library that it has loaded
+
     def get_ext_filename(self, name):
         return os.path.join(*name.split(".")) + ".so"  # not tied to a Python version
 

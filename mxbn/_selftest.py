@@ -1,8 +1,9 @@
 """Checks, when the package is imported, that the operator computes right in this build of MXNet.
 
 The bridge to libmxnet.so rests on its memory layouts. A build in which they differ would show here:
-the operator runs once in every way in which MXNet calls it, every attribute away from its default,
-and must give the values below (float64, from `mxbn.reference`; tests/test_selftest.py compares them).
+the operator runs once in every way in which MXNet calls it, every attribute away from its
+default, and must give the values below (float64, from `mxbn.reference`, which
+tests/test_library.py compares them with).
 """
 
 from __future__ import annotations
