@@ -52,8 +52,9 @@ def statistics(data: Array, axis: int = 1) -> tuple[Array, Array]:
         float64, (channels,) each.
     """
     channels = _by_channel(data, axis)
-    mean = channels.mean(axis=1)
-    return mean, ((channels - mean[:, None]) ** 2).mean(axis=1)
+    n = channels.shape[1]
+    mean = _sum(channels) / n
+    return mean, _sum((channels - mean[:, None]) ** 2) / n
 
 
 def step(old: Array, batch: Array, momentum: float, finite: Array) -> Array:
@@ -172,8 +173,8 @@ def backward(
     data = np.asarray(data, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         xh = (data - _shaped(kept.mean, data, axis)) * _shaped(kept.inv_std, data, axis)
-        dbeta = _by_channel(dy, axis).sum(axis=1)
-        dgamma = _by_channel(dy * xh, axis).sum(axis=1)
+        dbeta = _sum(_by_channel(dy, axis))
+        dgamma = _sum(_by_channel(dy * xh, axis))
         scale = kept.inv_std if fix_gamma else kept.inv_std * np.asarray(gamma, np.float64)
         dx = dy
         if kept.used_batch and data.size > 0:
@@ -188,6 +189,11 @@ def _inverse_std(var: Array, eps: float) -> Array:
     shifted = np.asarray(var, np.float64) + eps
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(shifted == 0, 0.0, 1 / np.sqrt(shifted))
+
+
+def _sum(channels: Array) -> Array:
+    """Sum every row, in extended precision: the specification must not depend on n."""
+    return channels.sum(axis=1, dtype=np.longdouble).astype(np.float64)
 
 
 def _by_channel(data: Array, axis: int) -> Array:

@@ -1,5 +1,7 @@
 """What all tests share: see helpers.py for drawings, right values and comparisons."""
 
+import contextlib
+
 import mxnet as mx
 import pytest
 
@@ -8,7 +10,5 @@ import pytest
 def idle_engine():
     """Leave no pending work, nor the error of a refused call, to the next test."""
     yield
-    try:
+    with contextlib.suppress(mx.base.MXNetError):
         mx.nd.waitall()
-    except mx.base.MXNetError:
-        pass

@@ -134,8 +134,7 @@ def run_script(code, timeout=100, **environment):
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in path if p), **environment},
         timeout=timeout,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
+        capture_output=True,
+        text=True,
         check=False,
     )

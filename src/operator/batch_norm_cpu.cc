@@ -1,5 +1,6 @@
 #include "batch_norm_cpu.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -53,20 +54,28 @@ class ForwardPass {
   static constexpr int kTerms = kForwardTerms;
 
   explicit ForwardPass(const ForwardArguments<T>& arguments)
-      : a_(arguments), kernels_(SelectKernels<T>()), terms_(a_.view.channels, kTerms) {
-    if (!reduces()) return;
-    // The pivot of a channel is its first value: it is near the mean for all but outliers, and
-    // sums in double bear an outlier.
-    centre_.resize(static_cast<size_t>(a_.view.channels));
-    for (int64_t c = 0; c < a_.view.channels; ++c) {
-      centre_[c] = static_cast<double>(kernels_.to_compute(a_.x[c * a_.view.inner]));
-    }
-  }
+      : a_(arguments),
+        kernels_(SelectKernels<T>()),
+        centre_(static_cast<size_t>(a_.view.channels)),
+        terms_(a_.view.channels, kTerms) {}
 
   bool reduces() const { return a_.use_batch && a_.view.PerChannel() > 0; }
   bool applies() const { return a_.y.data != nullptr; }
   const double* centre() const { return centre_.data(); }
   const C* terms() const { return terms_.data(); }
+
+  // Chooses the pivot of a channel. Sums in double around it are exact enough in a single sweep, if
+  // it lies within some standard deviations of the mean. The mean of the first values does (and
+  // even an outlier among n values is only sqrt(n) of them away); if all are equal, it is that
+  // value.
+  void Start(int64_t c) {
+    const View& view = a_.view;
+    const int64_t count = std::min<int64_t>(view.PerChannel(), 8);
+    const double first = At(c, 0);
+    double shift = 0;
+    for (int64_t i = 1; i < count; ++i) shift += At(c, i) - first;
+    centre_[c] = first + shift / static_cast<double>(count);
+  }
 
   void Reduce(Layout layout, const Slab& slab, int64_t offset, const double* centre, double* sums,
               int64_t sums_stride) const {
@@ -101,6 +110,13 @@ class ForwardPass {
   }
 
  private:
+  // Value i of a channel.
+  double At(int64_t c, int64_t i) const {
+    const int64_t row = i / a_.view.inner, col = i % a_.view.inner;
+    const int64_t index = (row * a_.view.channels + c) * a_.view.inner + col;
+    return static_cast<double>(kernels_.to_compute(a_.x[index]));
+  }
+
   // moving = momentum * moving + (1 - momentum) * batch, unless the batch is not finite (also as
   // the stored type sees it).
   void Step(int64_t c, double mean, double var) {
@@ -135,6 +151,7 @@ class BackwardPass {
     return wanted && a_.view.PerChannel() > 0;
   }
   bool applies() const { return a_.dx.data != nullptr; }
+  void Start(int64_t) {}
   const double* centre() const { return a_.saved.mean; }
   const C* terms() const { return terms_.data(); }
 

@@ -1,6 +1,7 @@
 // How a pass over a tensor is cut into slabs and spread over threads.
 //
-// A pass has two steps with a decision per channel between them:
+// A pass has two steps, and per channel a decision before and between them:
+//   Start    around which value to sum (only if there is anything to sum);
 //   Reduce   two sums per channel, from all of its values;
 //   Finish   what the sums mean, once per channel: statistics, gradients, the terms for Apply;
 //   Apply    one output per value.
@@ -45,6 +46,7 @@ class RowSchedule {
     if (by_channel) {
       Parallel(view_.channels, threads_, [this](int64_t c) {
         double sums[2] = {0, 0};
+        pass_->Start(c);
         for (int64_t p = 0; p < pieces_; ++p) ReducePiece(c, p, sums);
         pass_->Finish(c, sums);
         if (!pass_->applies()) return;
@@ -89,6 +91,7 @@ class RowSchedule {
       return;
     }
     std::vector<double> parts(static_cast<size_t>(2 * view_.channels * pieces_));
+    for (int64_t c = 0; c < view_.channels; ++c) pass_->Start(c);
     Parallel(view_.channels * pieces_, threads_,
              [&](int64_t i) { ReducePiece(i / pieces_, i % pieces_, &parts[2 * i]); });
     for (int64_t c = 0; c < view_.channels; ++c) {
@@ -172,6 +175,7 @@ class ColumnSchedule {
   }
 
   void ReduceAll() {
+    Parallel(view_.channels, threads_, [this](int64_t c) { pass_->Start(c); });
     const double* centre = pass_->centre();
     std::vector<double> centres(static_cast<size_t>(width_));
     for (int64_t col = 0; col < width_; ++col) centres[col] = centre[Channel(col)];
