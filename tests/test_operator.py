@@ -14,8 +14,9 @@ DTYPE = pytest.mark.parametrize("dtype", DTYPES)
 # the two products and of the sum. A gradient of data sums three such terms.
 OUTPUT_UNITS = 3
 GRADIENT_UNITS = 4
-# Sums over channels and statistics are added up in double and rounded once.
-SUM_UNITS = 1.5
+# Sums over channels and statistics are added up in double; what is stored narrower is rounded once.
+# Float64 also shows the roundings of the sums, around a pivot a standard deviation or so off the mean.
+SUM_UNITS = {"float16": 1.5, "float32": 1.5, "float64": 5}
 
 
 def flags_of(mode):
@@ -49,22 +50,23 @@ def check_all(d, a, w, requests=None, fill=0.0):
     inv_std = w.inv_std.reshape(along)
     scale = np.abs(inv_std * d.gamma.reshape(along)) + np.abs(inv_std)
     xh = (d.x - w.mean.reshape(along)) * inv_std
+    sum_units = SUM_UNITS[d.dtype]
     # Float64 data is computed in float64 like the reference, and both round the mean and x - mean.
     # Narrower data is computed as if exactly, however far from zero.
     from_zero = np.abs(d.x) if d.dtype == "float64" else 0 * d.x
-    y_scale = np.abs(w.output).max() + (from_zero * scale).max()
+    y_scale = (np.abs(w.output) + np.abs(d.beta).reshape(along) + from_zero * scale).max()
     # dx is a difference of terms as large as these.
     dx_scale = np.abs(w.dx).max() + (np.abs(d.dy) * scale * (1 + from_zero * inv_std)).max()
     dgamma_scale = 1 + sum_scale(d, d.dy * (np.abs(xh) + from_zero * inv_std))
     var_scale = 1 + np.abs(w.moving_var).max() + (from_zero**2).max() * 1e-3
     check(a.y, w.output, OUTPUT_UNITS, y_scale, "output")
-    mean_scale = max(np.abs(v).max() for v in (d.moving_mean, w.mean))
-    check(a.moving_mean, w.moving_mean, SUM_UNITS, mean_scale, "moving mean")
-    check(a.moving_var, w.moving_var, SUM_UNITS, var_scale, "moving variance")
+    mean_scale = max(np.abs(v).max() for v in (d.moving_mean, w.mean, from_zero))
+    check(a.moving_mean, w.moving_mean, sum_units, mean_scale, "moving mean")
+    check(a.moving_var, w.moving_var, sum_units, var_scale, "moving variance")
     for name, want, units, size in (
         ("x", w.dx, GRADIENT_UNITS, dx_scale),
-        ("gamma", w.dgamma, SUM_UNITS, dgamma_scale),
-        ("beta", w.dbeta, SUM_UNITS, 1 + sum_scale(d, d.dy)),
+        ("gamma", w.dgamma, sum_units, dgamma_scale),
+        ("beta", w.dbeta, sum_units, 1 + sum_scale(d, d.dy)),
     ):
         if requests[name] == "null":
             continue
@@ -136,7 +138,10 @@ def cases(draw_value):
     }
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Derandomized: the same cases on every run.
+@settings(
+    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(cases())
 def test_random_cases_agree_with_the_reference(case):
     shape, dtype, requests = case["shape"], case["dtype"], case["requests"]
@@ -278,7 +283,7 @@ def test_a_channel_that_is_not_finite_keeps_its_statistics_and_only_that(dtype, 
         (a.moving_var, d.moving_var, w.moving_var),
     ):
         assert same_bits(got[1:2], before[1:2].astype(d.param))
-        check(got[::2], want[::2], SUM_UNITS)
+        check(got[::2], want[::2], SUM_UNITS[dtype])
     clean = [slice(None)] * 3
     clean[axis] = [0, 2]
     check(a.y.asnumpy()[tuple(clean)], w.output[tuple(clean)], OUTPUT_UNITS)
@@ -304,7 +309,7 @@ def test_the_moving_variance_never_turns_negative(eps):
     d.moving_var[:] = 0
     a = run(d, True, eps=eps, momentum=0)
     assert (a.moving_var.asnumpy() >= 0).all()
-    check(a.moving_var, d.x.var(0), SUM_UNITS)
+    check(a.moving_var, d.x.var(0), SUM_UNITS["float32"])
 
 
 @DTYPE
@@ -320,8 +325,8 @@ def test_output_mean_var_are_the_statistics_used_and_no_gradient_flows_through_t
     loss.backward()
     mx.nd.waitall()
     w = right(d, is_train, fix_gamma=False)
-    check(mean, w.mean, SUM_UNITS)
-    check(inv_std, w.inv_std, SUM_UNITS)
+    check(mean, w.mean, SUM_UNITS[dtype])
+    check(inv_std, w.inv_std, SUM_UNITS[dtype])
     check_all(d, a, w)
 
 
