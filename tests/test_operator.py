@@ -15,7 +15,7 @@ DTYPE = pytest.mark.parametrize("dtype", DTYPES)
 OUTPUT_UNITS = 3
 GRADIENT_UNITS = 4
 # Sums over channels and statistics are added up in double; what is stored narrower is rounded once.
-# Float64 also shows the roundings of the sums, around a pivot a standard deviation or so off the mean.
+# Float64 also shows the roundings of the sums around a pivot, some deviations off the mean.
 SUM_UNITS = {"float16": 1.5, "float32": 1.5, "float64": 5}
 
 
