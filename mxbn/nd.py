@@ -31,7 +31,8 @@ def _check_inputs(arrays: Any) -> None:
             raise ValueError(
                 f"{PREFIX}{name} is on {array.ctx}, expected {data.ctx}, where data is"
             )
-        if array is not data and array.shape == (0,):  # to MXNet: an unknown shape
+        if array is not data and array.shape == (0,) and not mx.util.is_np_shape():
+            # To MXNet, outside NumPy's shape semantics, that is an unknown shape.
             raise ValueError(
                 f"{PREFIX}{name} has shape (0,), expected one value per channel of data "
                 f"{data.shape}"
