@@ -22,7 +22,7 @@ COMMON = ["-std=c++14", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wal
 
 # Files that see MXNet's headers. The released libmxnet.so was built with the old std::string, and
 # without these features in the structures that the headers declare.
-MXNET_FILES = ["batch_norm.cc", "mxnet_abi.cc"]
+MXNET_FILES = ["batch_norm.cc", "batch_norm_compute.cc", "batch_norm_infer.cc", "mxnet_abi.cc"]
 MXNET_FLAGS = [
     "-D_GLIBCXX_USE_CXX11_ABI=0",
     "-fno-strict-aliasing",  # mxnet_abi.h reads structures through mirrors
@@ -83,7 +83,8 @@ class BuildLibrary(build_ext):
         mxnet = mxnet_folder()
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
-        include = ["-isystem", str(mxnet / "include")]
+        # The map keeps paths of this machine out of MXNet's error texts.
+        include = ["-isystem", str(mxnet / "include"), f"-ffile-prefix-map={mxnet}=mxnet"]
         jobs = [(name, Path(name).stem, [*MXNET_FLAGS, *include]) for name in MXNET_FILES]
         jobs += [(name, Path(name).stem, []) for name in PLAIN_FILES]
         for instruction_set, flags in INSTRUCTION_SETS.items():

@@ -132,13 +132,14 @@ def _register() -> None:
     try:
         # RTLD_NOW: a symbol that is missing shows here, not in the middle of a computation.
         library = ctypes.CDLL(str(LIBRARY), mode=os.RTLD_NOW)
-    except OSError as error:
+        register = library.mxbn_register
+    except (OSError, AttributeError) as error:
         raise ImportError(
             f"mxbn: {LIBRARY} cannot be loaded ({error}). Build it on this machine, from the "
             "project's folder, with: pip install --force-reinstall --no-deps ."
         ) from error
-    library.mxbn_register.restype = ctypes.c_char_p
-    problem = library.mxbn_register()
+    register.restype = ctypes.c_char_p
+    problem = register()
     if problem is not None:
         raise ImportError(f"mxbn: MXNet refused the operator: {problem.decode()}")
 

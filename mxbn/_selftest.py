@@ -105,7 +105,7 @@ def run() -> str | None:
         The first value that is wrong, in words.
     """
     # Whichever mode the importing code is in.
-    with mx.util.np_shape(False), mx.util.np_array(False), mx.autograd.pause():
+    with mx.util.np_array(False), mx.util.np_shape(False), mx.autograd.pause():
         try:
             return (
                 _compare("training", _run("float32", True, nd.BatchNorm), BATCH)

@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet.gluon.parameter import Parameter
 
 from . import sym
+from ._attributes import is_true
 from ._errors import PREFIX
 
 
@@ -21,6 +22,18 @@ class _MovingStatistic(Parameter):  # type: ignore[misc]
 
     def data(self, ctx: Any = None) -> Any:
         return super().data(ctx).detach()
+
+
+def _hybrid_blocks() -> list[Any]:
+    """Return all hybrid blocks of this process: Gluon's blocks do not know their parents."""
+    frozen = gc.get_freeze_count() > 0  # objects that gc.get_objects() leaves out
+    if frozen:
+        gc.unfreeze()
+    try:
+        return [o for o in gc.get_objects() if issubclass(type(o), mx.gluon.HybridBlock)]
+    finally:
+        if frozen:
+            gc.freeze()
 
 
 def _descendants(block: Any) -> Any:
@@ -74,6 +87,8 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
     also when the layer or a network around it is hybridized.
     """
 
+    _kwargs: dict[str, Any]  # the operator's attributes
+
     def __init__(
         self,
         axis: int = 1,
@@ -104,9 +119,9 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
             in_channels=in_channels,
             **kwargs,
         )
-        if use_batch_stats:
+        if use_batch_stats is not False:
             self._kwargs["use_batch_stats"] = use_batch_stats
-        sym.BatchNorm(mx.sym.var("data"), name="check", **self._kwargs)  # refuses wrong attributes
+        self._check_attributes(self._kwargs)
         for parameter in (self.running_mean, self.running_var):
             # Made by the parent's class, which offers no choice of the parameter's class.
             parameter.__class__ = _MovingStatistic
@@ -114,40 +129,46 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
     @property
     def use_global_stats(self) -> bool:
         """Whether the moving statistics are used, also in training."""
-        return bool(self._kwargs["use_global_stats"])
+        return is_true(self._kwargs["use_global_stats"])
 
     @use_global_stats.setter
     def use_global_stats(self, value: bool) -> None:
-        self._set_flags(bool(value), self.use_batch_stats)
+        self._set_flag("use_global_stats", value)
 
     @property
     def use_batch_stats(self) -> bool:
         """Whether the statistics of the batch are used, also in inference."""
-        return bool(self._kwargs.get("use_batch_stats", False))
+        return is_true(self._kwargs.get("use_batch_stats", False))
 
     @use_batch_stats.setter
     def use_batch_stats(self, value: bool) -> None:
-        self._set_flags(self.use_global_stats, bool(value))
+        self._set_flag("use_batch_stats", value)
 
-    def _set_flags(self, use_global_stats: bool, use_batch_stats: bool) -> None:
-        if use_global_stats and use_batch_stats:
+    def _set_flag(self, flag: str, value: bool) -> None:
+        other = {"use_global_stats", "use_batch_stats"} - {flag}
+        if is_true(value) and any(getattr(self, each) for each in other):
             raise ValueError(
                 f"{PREFIX}use_global_stats and use_batch_stats of layer {self.name} would both be "
                 "True, expected at most one: set the other to False first"
             )
-        if (use_global_stats, use_batch_stats) == (self.use_global_stats, self.use_batch_stats):
+        attributes = {**self._kwargs, flag: value}
+        self._check_attributes(attributes)
+        if is_true(value) == getattr(self, flag):
             return
-        self._kwargs["use_global_stats"] = use_global_stats
-        self._kwargs.pop("use_batch_stats", None)
-        if use_batch_stats:
-            self._kwargs["use_batch_stats"] = True
+        attributes[flag] = is_true(value)
+        if not is_true(attributes.get("use_batch_stats", False)):
+            attributes.pop("use_batch_stats", None)  # repr is then that of the built-in layer
+        self._kwargs = attributes
         self._clear_graphs()
+
+    @staticmethod
+    def _check_attributes(attributes: dict[str, Any]) -> None:
+        """Have the operator refuse what it does not take."""
+        sym.BatchNorm(mx.sym.var("data"), name="check", **attributes)
 
     def _clear_graphs(self) -> None:
         """Make every hybridized block that holds this layer trace it anew."""
-        # Gluon's blocks do not know their parents.
-        blocks = [o for o in gc.get_objects() if issubclass(type(o), mx.gluon.HybridBlock)]
-        for block in blocks:
+        for block in _hybrid_blocks():
             if any(each is self for each in _descendants(block)):
                 block._clear_cached_op()
 

@@ -8,6 +8,7 @@ import mxnet as mx
 from mxnet.ndarray.register import _imperative_invoke
 
 from . import _library
+from ._attributes import is_true, name_positional
 from ._errors import PREFIX, as_value_errors
 
 _INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var")
@@ -31,12 +32,37 @@ def _check_inputs(arrays: Any) -> None:
             raise ValueError(
                 f"{PREFIX}{name} is on {array.ctx}, expected {data.ctx}, where data is"
             )
-        if array is not data and array.shape == (0,) and not mx.util.is_np_shape():
-            # To MXNet, outside NumPy's shape semantics, that is an unknown shape.
+        shape = array.shape
+        if (not shape or 0 in shape) and not mx.util.is_np_shape():
             raise ValueError(
-                f"{PREFIX}{name} has shape (0,), expected one value per channel of data "
-                f"{data.shape}"
+                f"{PREFIX}{name} has shape {shape}, expected "
+                + (
+                    "a known one"
+                    if array is data
+                    else f"one value per channel of data {data.shape}"
+                )
+                + ": a size of 0 means an unknown one, unless mx.util.np_shape() is in force"
             )
+
+
+def _check_out(out: Any, data: Any, gamma: Any, output_mean_var: bool) -> None:
+    """Refuse arrays that the outputs do not fit into."""
+    names = ("output", "mean", "var") if output_mean_var else ("output",)
+    arrays = list(out) if isinstance(out, (list, tuple)) else [out]
+    if len(arrays) != len(names):
+        raise ValueError(
+            f"{PREFIX}out has {len(arrays)} arrays, expected {len(names)}: {', '.join(names)}"
+        )
+    for name, array, like in zip(names, arrays, (data, gamma, gamma)):
+        what = f"{PREFIX}out for {name}"
+        if not isinstance(array, type(data)):
+            raise ValueError(
+                f"{what} is an {type(array).__name__}, expected an {type(data).__name__}"
+            )
+        for property_of in ("shape", "dtype", "ctx", "stype"):
+            found, expected = getattr(array, property_of), getattr(like, property_of)
+            if found != expected:
+                raise ValueError(f"{what} has {property_of} {found}, expected {expected}")
 
 
 def BatchNorm(
@@ -45,7 +71,7 @@ def BatchNorm(
     beta: Any,
     moving_mean: Any,
     moving_var: Any,
-    *,
+    *positional: Any,
     name: Any = None,
     out: Any = None,
     **attributes: Any,
@@ -78,6 +104,9 @@ def BatchNorm(
         Scale and shift, shape (channels,); float64 for float64 data, otherwise float32.
     moving_mean, moving_var : as data
         Moving mean and biased variance, shape and type as gamma; stepped in place.
+    *positional
+        Attributes without names, in the order of the built-in operator: eps, momentum, fix_gamma,
+        use_global_stats, output_mean_var, axis, cudnn_off.
     name : str, optional
         Ignored, as MXNet's operators on NDArrays do.
     out : as data, or a list of them, optional
@@ -118,6 +147,9 @@ def BatchNorm(
     """
     arrays = [data, gamma, beta, moving_mean, moving_var]
     _check_inputs(arrays)
+    name_positional(positional, attributes)
+    if out is not None:
+        _check_out(out, data, gamma, is_true(attributes.get("output_mean_var", False)))
     if mx.autograd.is_recording():
         # A graph that held the statistics themselves would end when another one with them does.
         arrays[3:] = [moving_mean.detach(), moving_var.detach()]

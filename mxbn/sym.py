@@ -8,6 +8,7 @@ import mxnet as mx
 from mxnet.symbol.register import _symbol_creator
 
 from . import _library
+from ._attributes import is_true, name_positional
 from ._errors import PREFIX, as_value_errors
 
 
@@ -24,7 +25,7 @@ def BatchNorm(
     beta: Any = None,
     moving_mean: Any = None,
     moving_var: Any = None,
-    *,
+    *positional: Any,
     name: str | None = None,
     attr: Any = None,
     **attributes: Any,
@@ -38,6 +39,8 @@ def BatchNorm(
         ``NAME_moving_mean`` or ``NAME_moving_var``; the moving ones are auxiliary states, and
         `mx.mod.Module` starts them with 0 and 1. A gamma made so under fix_gamma is exempt from
         weight decay, which would move a value that nothing uses.
+    *positional
+        Attributes without names, as of `mxbn.nd.BatchNorm`.
     name : str, optional
         Default ``batchnorm0``, ``batchnorm1``, ...
     attr : dict of str to str, optional
@@ -70,10 +73,17 @@ def BatchNorm(
             raise ValueError(
                 f"{PREFIX}{key} is a {type(value).__name__}, expected an mx.sym.Symbol"
             )
+        if len(value.list_outputs()) != 1:
+            raise ValueError(
+                f"{PREFIX}{key} has {len(value.list_outputs())} outputs, expected a Symbol with one"
+            )
     name = _current(mx.name.NameManager).get(name, "batchnorm")
-    if gamma is None and str(attributes.get("fix_gamma", True)) in ("True", "true", "1"):
-        inputs["gamma"] = mx.sym.var(f"{name}_gamma", attr={"__wd_mult__": "0.0"})
-    attributes.update(_current(mx.AttrScope).get(attr))
+    name_positional(positional, attributes)
+    notes = _current(mx.AttrScope).get(attr)
+    if gamma is None and is_true(attributes.get("fix_gamma", True)):
+        # With the node's notes, as MXNet makes the other variables.
+        inputs["gamma"] = mx.sym.var(f"{name}_gamma", attr={**notes, "__wd_mult__": "0.0"})
+    attributes.update(notes)
     with as_value_errors():
         return _symbol_creator(
             _library.handle(),

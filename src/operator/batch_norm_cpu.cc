@@ -84,6 +84,9 @@ class ForwardPass {
 
   // sums: of x - pivot and of its square; null where the moving statistics count.
   void Finish(int64_t c, const double* sums) {
+    // Read before anything is stepped: one array may serve twice.
+    const double gamma = a_.gamma != nullptr ? static_cast<double>(a_.gamma[c]) : 1;
+    const double beta = static_cast<double>(a_.beta[c]);
     double mean = static_cast<double>(a_.moving_mean[c]);
     double var = static_cast<double>(a_.moving_var[c]);
     if (sums != nullptr) {
@@ -95,12 +98,11 @@ class ForwardPass {
       if (a_.step) Step(c, mean, var);
     }
     const double inv_std = InverseStd(var, a_.eps);
-    const double gamma = a_.gamma != nullptr ? static_cast<double>(a_.gamma[c]) : 1;
     a_.saved.mean[c] = mean;
     a_.saved.inv_std[c] = inv_std;
     terms_.Set(kMeanHigh, kMeanLow, c, mean);
     terms_.Set(kScale, c, gamma * inv_std);
-    terms_.Set(kOffset, c, static_cast<double>(a_.beta[c]));
+    terms_.Set(kOffset, c, beta);
   }
 
   void Apply(Layout layout, const Slab& slab, int64_t offset, const C* terms,

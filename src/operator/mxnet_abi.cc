@@ -21,7 +21,7 @@ std::vector<nnvm::NodeEntry> MakeGradientNode(const char* op_name, const nnvm::O
                                               const std::vector<nnvm::NodeEntry>& inputs) {
   using Dict = std::unordered_map<std::string, std::string>;
   // A GCC 4.8 map on its way from libmxnet to libmxnet: nothing here looks into it.
-  const Dict& dict = reinterpret_cast<const Dict&>(Get(node).attrs.dict);
+  const Dict& dict = reinterpret_cast<const Dict&>(Get(node.get()).attrs.dict);
   return mxnet::op::MakeGradNode(op_name, node, inputs, dict);
 }
 

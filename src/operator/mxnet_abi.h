@@ -68,9 +68,7 @@ inline const NodeAttrs& Get(const nnvm::NodeAttrs& attrs) {
   return reinterpret_cast<const NodeAttrs&>(attrs);
 }
 inline NodeAttrs& Get(nnvm::NodeAttrs* attrs) { return *reinterpret_cast<NodeAttrs*>(attrs); }
-inline const Node& Get(const nnvm::ObjectPtr& node) {
-  return *reinterpret_cast<const Node*>(node.get());
-}
+inline Node& Get(nnvm::Node* node) { return *reinterpret_cast<Node*>(node); }
 
 // A std::function that libmxnet can call, although its signature takes values.
 template <typename Signature>

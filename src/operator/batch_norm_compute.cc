@@ -1,0 +1,148 @@
+#include "batch_norm_compute.h"
+
+#include <string>
+
+#include "batch_norm_cpu.h"
+
+namespace mxbn {
+namespace {
+
+using mxnet::TShape;
+
+View Look(const BatchNormParam& param, const TShape& shape) {
+  const int axis = Axis(param, shape);
+  View view;
+  for (int i = 0; i < shape.ndim(); ++i) {
+    (i < axis ? view.outer : i == axis ? view.channels : view.inner) *= shape[i];
+  }
+  return view;
+}
+
+template <typename T>
+T* Pointer(const mxnet::TBlob& blob) {
+  return static_cast<T*>(blob.dptr_);
+}
+
+template <typename T>
+Result<T> ResultFor(const mxnet::TBlob& blob, mxnet::OpReqType request) {
+  if (request == mxnet::kNullOp) return {};
+  return {Pointer<T>(blob), request == mxnet::kAddTo};
+}
+
+Saved SavedIn(double* saved, int64_t channels) { return {saved, saved + channels}; }
+
+// Writes or adds the statistics used to one of the outputs that show them. A Monitor looks at
+// outputs that nobody requested: as the built-in operator does, they are written where they have
+// memory.
+template <typename T, typename P = ParamType<T>>
+void Show(const double* values, int64_t channels, const mxnet::TBlob& out,
+          mxnet::OpReqType request) {
+  P* data = Pointer<P>(out);
+  if (data == nullptr) return;
+  for (int64_t c = 0; c < channels; ++c) {
+    data[c] = static_cast<P>(values[c] + (request == mxnet::kAddTo ? data[c] : 0));
+  }
+}
+
+// The saved output is float64 of any data: mean, 1/sqrt(var + eps), and whether the batch was used.
+template <typename T>
+void Forward(const NodeParam& param, bool is_train, const Blobs& in, const Requests& request,
+             const Blobs& out) {
+  using P = ParamType<T>;
+  const View view = Look(param, in[kData].shape_);
+  std::vector<double> unasked;
+  double* saved = Pointer<double>(out[kSaved]);
+  if (saved == nullptr) {
+    unasked.resize(2 * view.channels + 1);
+    saved = unasked.data();
+  }
+  ForwardArguments<T> a;
+  a.view = view;
+  a.eps = param.eps;
+  a.momentum = param.momentum;
+  a.use_batch = param.UsesBatch(is_train);
+  a.step = param.Steps(is_train) && !param.is_mirror;
+  a.x = Pointer<T>(in[kData]);
+  a.gamma = param.fix_gamma ? nullptr : Pointer<P>(in[kGamma]);
+  a.beta = Pointer<P>(in[kBeta]);
+  a.moving_mean = Pointer<P>(in[kMovingMean]);
+  a.moving_var = Pointer<P>(in[kMovingVar]);
+  a.y = ResultFor<T>(out[kOutput], request[kOutput]);
+  a.saved = SavedIn(saved, view.channels);
+  ForwardCpu(a);
+  saved[2 * view.channels] = a.use_batch;
+  Show<T>(a.saved.mean, view.channels, out[kMean], request[kMean]);
+  Show<T>(a.saved.inv_std, view.channels, out[kInvStd], request[kInvStd]);
+}
+
+template <typename T>
+void Backward(const NodeParam& param, const Blobs& in, const Requests& request, const Blobs& out) {
+  using P = ParamType<T>;
+  BackwardArguments<T> a;
+  a.view = Look(param, in[kDataInput].shape_);
+  double* saved = Pointer<double>(in[kSavedInput]);
+  a.saved = SavedIn(saved, a.view.channels);
+  a.use_batch = saved[2 * a.view.channels] != 0;
+  a.dy = Pointer<T>(in[kHeadGradient]);
+  a.x = Pointer<T>(in[kDataInput]);
+  a.gamma = param.fix_gamma ? nullptr : Pointer<P>(in[kGammaInput]);
+  a.dx = ResultFor<T>(out[kDataGradient], request[kDataGradient]);
+  a.dgamma = ResultFor<P>(out[kGammaGradient], request[kGammaGradient]);
+  a.dbeta = ResultFor<P>(out[kBetaGradient], request[kBetaGradient]);
+  BackwardCpu(a);
+}
+
+// Calls f with a value of the C++ type of `type`. MXNet's engine survives a dmlc::Error only.
+template <typename F>
+void WithType(int type, F f) {
+  try {
+    switch (type) {
+      case mshadow::kFloat16: return f(Half());
+      case mshadow::kFloat32: return f(float());
+      case mshadow::kFloat64: return f(double());
+      default: Fail(std::string("data has dtype ") + TypeName(type));
+    }
+  } catch (const dmlc::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    Fail(error.what());
+  }
+}
+
+}  // namespace
+
+void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
+                    const Requests& request, const Blobs& out) {
+  const NodeParam& param = Param(attrs);
+  // Shape inference takes a shape of (0,) for an unknown one, so it is refused here.
+  const TShape& data = in[kData].shape_;
+  for (int i = kGamma; i < kInputs; ++i) {
+    if (in[i].shape_ != TShape(1, data[Axis(param, data)])) FailShape(param, i, in[i].shape_, data);
+  }
+  bool is_train = context.is_train;
+  if (param.is_mirror) {
+    is_train = param.modes->Get(in[kMovingMean].dptr_);
+  } else if (param.modes != nullptr) {
+    param.modes->Put(in[kMovingMean].dptr_, is_train);
+  }
+  WithType(in[kData].type_flag_,
+           [&](auto type) { Forward<decltype(type)>(param, is_train, in, request, out); });
+}
+
+void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext&, const Blobs& in,
+                     const Requests& request, const Blobs& out) {
+  // Recorded calls hand a head gradient over as the user gave it.
+  const mxnet::TBlob &head = in[kHeadGradient], &data = in[kDataInput];
+  if (head.shape_ != data.shape_) {
+    Fail("the head gradient has shape " + Text(head.shape_) + ", expected " + Text(data.shape_) +
+         " like data");
+  }
+  if (head.type_flag_ != data.type_flag_) {
+    Fail(std::string("the head gradient has dtype ") + TypeName(head.type_flag_) + ", expected " +
+         TypeName(data.type_flag_) + " like data");
+  }
+  WithType(in[kDataInput].type_flag_,
+           [&](auto type) { Backward<decltype(type)>(Param(attrs), in, request, out); });
+}
+
+}  // namespace mxbn

@@ -1,0 +1,24 @@
+// From MXNet's arrays and requests to the arithmetic in batch_norm_cpu.h.
+#ifndef MXBN_OPERATOR_BATCH_NORM_COMPUTE_H_
+#define MXBN_OPERATOR_BATCH_NORM_COMPUTE_H_
+
+#include <mxnet/tensor_blob.h>
+
+#include <vector>
+
+#include "batch_norm_infer.h"
+
+namespace mxbn {
+
+using Blobs = std::vector<mxnet::TBlob>;
+using Requests = std::vector<mxnet::OpReqType>;
+
+// FCompute<cpu> of the operator and of its gradient.
+void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
+                    const Requests& request, const Blobs& out);
+void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
+                     const Requests& request, const Blobs& out);
+
+}  // namespace mxbn
+
+#endif  // MXBN_OPERATOR_BATCH_NORM_COMPUTE_H_

@@ -1,0 +1,237 @@
+#include "batch_norm_infer.h"
+
+#include <locale.h>
+#include <stdlib.h>
+
+#include <cstdlib>
+#include <limits>
+#include <sstream>
+
+namespace mxbn {
+
+using mxnet::TShape;
+
+const char* const kInputNames[kInputs] = {"data", "gamma", "beta", "moving_mean", "moving_var"};
+
+void Fail(const std::string& message) { throw dmlc::Error("mxbn: BatchNorm: " + message); }
+
+// ------------------------------------------------------------------------------------ attributes
+
+namespace {
+
+bool ToBool(const std::string& key, const std::string& value) {
+  if (value == "True" || value == "true" || value == "1") return true;
+  if (value == "False" || value == "false" || value == "0") return false;
+  Fail(key + " is '" + value + "', expected True or False");
+}
+
+double ToDouble(const std::string& key, const std::string& value, double max,
+                const char* expected) {
+  // With a point, whatever the process's locale has.
+  static const locale_t c_locale = newlocale(LC_ALL_MASK, "C", nullptr);
+  char* end = nullptr;
+  const double number = strtod_l(value.c_str(), &end, c_locale);
+  if (value.empty() || *end != '\0' || !(number >= 0 && number <= max)) {
+    Fail(key + " is '" + value + "', expected " + expected);
+  }
+  return number;
+}
+
+int ToInt(const std::string& key, const std::string& value) {
+  char* end = nullptr;
+  const long number = std::strtol(value.c_str(), &end, 10);
+  if (value.empty() || *end != '\0' || number < -1000 || number > 1000) {
+    Fail(key + " is '" + value + "', expected the number of a dimension of data");
+  }
+  return static_cast<int>(number);
+}
+
+// MXNet keeps notes of its own among the attributes, such as __lr_mult__.
+bool IsNote(const std::string& key) {
+  return key.size() > 4 && key.compare(0, 2, "__") == 0 &&
+         key.compare(key.size() - 2, 2, "__") == 0;
+}
+
+bool IsMirroring(const abi::NodeAttrs& attrs) {
+  const char* everywhere = std::getenv("MXNET_BACKWARD_DO_MIRROR");
+  if (everywhere != nullptr && std::atoi(everywhere) != 0) return true;
+  for (const abi::StringMap::Node* node = attrs.dict.first; node != nullptr; node = node->next) {
+    if (node->key == "__force_mirroring__") return ToBool(node->key, node->value);
+  }
+  return false;
+}
+
+}  // namespace
+
+void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
+  abi::NodeAttrs& attrs = abi::Get(node_attrs);
+  NodeParam param;
+  for (const abi::StringMap::Node* node = attrs.dict.first; node != nullptr; node = node->next) {
+    const std::string& key = node->key;
+    const std::string& value = node->value;
+    if (key == "eps") {
+      param.eps = ToDouble(key, value, std::numeric_limits<double>::max(), "a finite number >= 0");
+    } else if (key == "momentum") {
+      param.momentum = ToDouble(key, value, 1, "a number from 0 to 1");
+    } else if (key == "axis") {
+      param.axis = ToInt(key, value);
+    } else if (key == "fix_gamma") {
+      param.fix_gamma = ToBool(key, value);
+    } else if (key == "use_global_stats") {
+      param.use_global_stats = ToBool(key, value);
+    } else if (key == "use_batch_stats") {
+      param.use_batch_stats = ToBool(key, value);
+    } else if (key == "output_mean_var") {
+      param.output_mean_var = ToBool(key, value);
+    } else if (key == "cudnn_off") {
+      ToBool(key, value);
+    } else if (!IsNote(key)) {
+      Fail("unknown attribute '" + key +
+           "', expected axis, cudnn_off, eps, fix_gamma, momentum, "
+           "output_mean_var, use_batch_stats or use_global_stats");
+    }
+  }
+  if (param.use_global_stats && param.use_batch_stats) {
+    Fail(
+        "use_global_stats and use_batch_stats are both True, expected at most one: the statistics "
+        "are either the moving ones or the batch's");
+  }
+  if (IsMirroring(attrs)) param.modes = std::make_shared<ForwardModes>();
+  attrs.parsed = param;
+}
+
+const NodeParam& Param(const nnvm::NodeAttrs& attrs) {
+  return nnvm::get<NodeParam>(abi::Get(attrs).parsed);
+}
+
+void PrepareIfMirror(const nnvm::ObjectPtr& node) {
+  abi::NodeAttrs& attrs = abi::Get(node.get()).attrs;
+  static const std::string suffix = "_mirror";
+  const std::string& name = attrs.name;
+  const bool named = name.size() > suffix.size() &&
+                     name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+  if (!named || !IsMirroring(attrs)) return;
+  NodeParam& param = nnvm::get<NodeParam>(attrs.parsed);
+  if (param.modes == nullptr) {
+    Fail("node " + name +
+         " is to run again in backward, but MXNET_BACKWARD_DO_MIRROR was not set "
+         "when its symbol was made, expected to be set before");
+  }
+  param.is_mirror = true;
+}
+
+// ------------------------------------------------------------------------------ shapes and types
+
+void CheckInputs(size_t count) {
+  if (count == kInputs) return;
+  Fail("got " + std::to_string(count) +
+       " inputs, expected 5: data, gamma, beta, moving_mean and moving_var");
+}
+
+std::string Text(const TShape& shape) {
+  std::ostringstream text;
+  text << '(';
+  for (int i = 0; i < shape.ndim(); ++i) text << (i > 0 ? ", " : "") << shape[i];
+  text << (shape.ndim() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+const char* TypeName(int type) {
+  switch (type) {
+    case mshadow::kFloat16: return "float16";
+    case mshadow::kFloat32: return "float32";
+    case mshadow::kFloat64: return "float64";
+    case mshadow::kUint8: return "uint8";
+    case mshadow::kInt8: return "int8";
+    case mshadow::kInt32: return "int32";
+    case mshadow::kInt64: return "int64";
+    case mshadow::kBool: return "bool";
+    default: return "a type that mxbn does not know";
+  }
+}
+
+int Axis(const BatchNormParam& param, const TShape& data) {
+  const int axis = param.axis < 0 ? param.axis + data.ndim() : param.axis;
+  if (axis < 0 || axis >= data.ndim()) {
+    std::ostringstream text;
+    text << "axis is " << param.axis << ", expected " << -data.ndim() << " to " << data.ndim() - 1
+         << ": data " << Text(data) << " has " << data.ndim() << " dimensions";
+    Fail(text.str());
+  }
+  return axis;
+}
+
+void FailShape(const BatchNormParam& param, int input, const TShape& shape, const TShape& data) {
+  const int axis = Axis(param, data);
+  std::ostringstream text;
+  text << kInputNames[input] << " has shape " << Text(shape) << ", expected (" << data[axis]
+       << ",): data " << Text(data) << " has " << data[axis] << " channels on axis " << axis;
+  Fail(text.str());
+}
+
+bool InferShape(const nnvm::NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  CheckInputs(in->size());
+  const BatchNormParam& param = Param(attrs);
+  TShape& data = (*in)[kData];
+  if (!mxnet::ndim_is_known(data)) data = (*out)[kOutput];
+  if (!mxnet::ndim_is_known(data)) return false;
+  (*out)[kOutput] = data;
+  if (data.ndim() == 0) Fail("data has shape (), expected at least one dimension");
+  const int64_t channels = data[Axis(param, data)];
+  if (!mxnet::dim_size_is_known(channels)) return false;
+  if (channels == 0) Fail("data has shape " + Text(data) + ", expected at least one channel");
+  const TShape per_channel(1, channels);
+  for (int i = kGamma; i < kInputs; ++i) {
+    TShape& shape = (*in)[i];
+    const bool fits =
+        !mxnet::ndim_is_known(shape) ||
+        (shape.ndim() == 1 && (shape[0] == channels || !mxnet::dim_size_is_known(shape[0])));
+    if (!fits) FailShape(param, i, shape, data);
+    shape = per_channel;
+  }
+  (*out)[kMean] = (*out)[kInvStd] = per_channel;
+  (*out)[kSaved] = TShape(1, 2 * channels + 1);
+  return mxnet::shape_is_known(data);
+}
+
+bool InferType(const nnvm::NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
+  CheckInputs(in->size());
+  int& data = (*in)[kData];
+  if (data == -1) data = (*out)[kOutput];
+  if (data == -1) return false;
+  if (data != mshadow::kFloat16 && data != mshadow::kFloat32 && data != mshadow::kFloat64) {
+    Fail(std::string("data has dtype ") + TypeName(data) +
+         ", expected float16, float32 or float64");
+  }
+  const int param = data == mshadow::kFloat64 ? mshadow::kFloat64 : mshadow::kFloat32;
+  for (int i = kGamma; i < kInputs; ++i) {
+    int& type = (*in)[i];
+    if (type != -1 && type != param) {
+      Fail(std::string(kInputNames[i]) + " has dtype " + TypeName(type) + ", expected " +
+           TypeName(param) + ": data has dtype " + TypeName(data));
+    }
+    type = param;
+  }
+  (*out)[kOutput] = data;
+  (*out)[kMean] = (*out)[kInvStd] = param;
+  (*out)[kSaved] = mshadow::kFloat64;
+  return true;
+}
+
+bool InferStorageType(const nnvm::NodeAttrs&, const int, mxnet::DispatchMode* mode,
+                      std::vector<int>* in, std::vector<int>* out) {
+  for (size_t i = 0; i < in->size(); ++i) {
+    int& type = (*in)[i];
+    if (type == mxnet::kUndefinedStorage) type = mxnet::kDefaultStorage;
+    if (type != mxnet::kDefaultStorage) {
+      const char* name = type == mxnet::kCSRStorage ? "csr" : "row_sparse";
+      Fail(std::string(in->size() == kInputs ? kInputNames[i] : "the head gradient") +
+           " has storage type " + name + ", expected default: sparse arrays are not supported");
+    }
+  }
+  for (int& type : *out) type = mxnet::kDefaultStorage;
+  *mode = mxnet::DispatchMode::kFCompute;
+  return true;
+}
+
+}  // namespace mxbn
