@@ -21,16 +21,29 @@ SOURCES = Path("src/operator")
 COMMON = ["-std=c++14", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 # Files that see MXNet's headers. The released libmxnet.so was built with the old std::string, and
-# without these features in the structures that the headers declare.
-MXNET_FILES = ["batch_norm.cc", "batch_norm_compute.cc", "batch_norm_infer.cc", "mxnet_abi.cc"]
+# with oneDNN, whose members are
+# in the structures that the headers declare, and without the other features.
+MXNET_FILES = [
+    "batch_norm.cc",
+    "batch_norm_compute.cc",
+    "batch_norm_infer.cc",
+    "batch_norm_onednn.cc",
+    "mxnet_abi.cc",
+    "onednn_layout.cc",
+]
 MXNET_FLAGS = [
     "-D_GLIBCXX_USE_CXX11_ABI=0",
     "-fno-strict-aliasing",  # mxnet_abi.h reads structures through mirrors
     "-fvisibility-inlines-hidden",
     "-DDMLC_LOG_STACK_TRACE=0",
-    *(f"-DMXNET_USE_{feature}=0" for feature in ("MKLDNN", "CUDA")),
+    "-DMXNET_USE_MKLDNN=1",
+    "-DMXNET_USE_CUDA=0",
     *(f"-DMSHADOW_USE_{feature}=0" for feature in ("CUDA", "CBLAS", "MKL", "SSE", "F16C")),
 ]
+
+FILE_FLAGS = {
+    "onednn_layout.cc": ["-fno-access-control"],  # the layout of an NDArray is a private member
+}
 
 # Files of plain pointers.
 PLAIN_FILES = ["batch_norm_cpu.cc", "batch_norm_cpu_select.cc"]
@@ -84,8 +97,12 @@ class BuildLibrary(build_ext):
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
         # The map keeps paths of this machine out of MXNet's error texts.
-        include = ["-isystem", str(mxnet / "include"), f"-ffile-prefix-map={mxnet}=mxnet"]
-        jobs = [(name, Path(name).stem, [*MXNET_FLAGS, *include]) for name in MXNET_FILES]
+        headers = [mxnet / "include", mxnet / "include" / "mkldnn"]
+        include = [f"-isystem{folder}" for folder in headers] + [f"-ffile-prefix-map={mxnet}=mxnet"]
+        jobs = [
+            (name, Path(name).stem, [*MXNET_FLAGS, *FILE_FLAGS.get(name, []), *include])
+            for name in MXNET_FILES
+        ]
         jobs += [(name, Path(name).stem, []) for name in PLAIN_FILES]
         for instruction_set, flags in INSTRUCTION_SETS.items():
             definition = f"-DMXBN_INSTRUCTION_SET={instruction_set}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ SYMBOLS = (
     "_ZN4nnvm2OpC1Ev",
     "_ZN5mxnet2op12MakeGradNodeEPKcRKSt10shared_ptrIN4nnvm4NodeEERKSt6vectorINS4_9NodeEntryE"
     "SaISA_EERKSt13unordered_mapISsSsSt4hashISsESt8equal_toISsESaISt4pairIKSsSsEEE",
+    "_ZN5mxnet7NDArray16CreateMKLDNNDataERKN4dnnl6memory4descE",
+    "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv",
+    "_ZN5mxnet7Storage3GetEv",
+    "_ZNK5mxnet7NDArray15Reorder2DefaultEv",
+    "_ZNK5mxnet7NDArray5Chunk9IsDefaultEv",
+    "_ZNK5mxnet7NDArray8SetTBlobEv",
     "_ZN5mxnet2op8MakeNodeEPKcRKSsPKSt6vectorIN4nnvm9NodeEntryESaIS7_EEPKSt13unordered_mapI"
     "SsSsSt4hashISsESt8equal_toISsESaISt4pairIS3_SsEEEPKSt10shared_ptrINS6_4NodeEE",
 )
@@ -59,6 +66,31 @@ def instruction_set() -> str:
     return name.decode()
 
 
+def use_onednn_layouts(use: bool) -> None:
+    """Choose what happens to data that a convolution left in one of oneDNN's layouts.
+
+    Parameters
+    ----------
+    use : bool
+        Take it as it is, which is the default, or bring it into MXNet's plain layout first.
+    """
+    ctypes.CDLL(str(LIBRARY)).mxbn_use_onednn_layouts(int(use))
+
+
+def onednn_layout_passes() -> int:
+    """Return how many forwards and backwards took data in oneDNN's layouts as it was.
+
+    Returns
+    -------
+    int
+        Since the library was loaded.
+    """
+    library = ctypes.CDLL(str(LIBRARY))
+    library.mxbn_onednn_layout_passes.restype = ctypes.c_int64
+    passes: int = library.mxbn_onednn_layout_passes()
+    return passes
+
+
 def load() -> None:
     """Register the operator with MXNet, once per process.
 
@@ -84,6 +116,15 @@ def load() -> None:
         raise ImportError(
             f"mxbn: the operator computes wrong values in this build of MXNet ({problem}), so it "
             f"is not offered. {SUPPORTED}; {REMEDY}"
+        )
+    problem = _selftest.run_onednn_layouts()
+    if problem is not None:
+        use_onednn_layouts(False)
+        warnings.warn(
+            f"mxbn: data in oneDNN's layouts is converted first, which costs time, since taking it "
+            f"as it is gives wrong values in this build of MXNet ({problem})",
+            RuntimeWarning,
+            stacklevel=2,
         )
     for module in (mx.nd, mx.nd.op):
         setattr(module, OPERATOR, nd.BatchNorm)

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import mxnet as mx
 import numpy as np
 
-from . import nd, sym
+from . import _library, nd, sym
 
 ATTRIBUTES = {"eps": 0.25, "momentum": 0.75, "fix_gamma": False, "axis": 2, "output_mean_var": True}
 DATA = [1.5, -2.0, 0.25, 0.5, 3.0, -1.25, -0.75, 1.0, 2.0, 2.25, -0.5, 0.75]
@@ -123,6 +123,61 @@ def run() -> str | None:
             )
         except (mx.base.MXNetError, ValueError) as error:
             return str(error)
+
+
+def run_onednn_layouts() -> str | None:
+    """Check that data between convolutions, in oneDNN's layouts, gives what plain data gives.
+
+    Returns
+    -------
+    str or None
+        The first value that is wrong, in words.
+    """
+    with mx.util.np_array(False), mx.util.np_shape(False), mx.autograd.pause():
+        try:
+            found = _between_convolutions()
+            _library.use_onednn_layouts(False)
+            expected = _between_convolutions()
+        except (mx.base.MXNetError, ValueError) as error:
+            return str(error)
+        finally:
+            _library.use_onednn_layouts(True)
+    for key, value in expected.items():
+        if not np.allclose(found[key], value, 1e-5, 1e-5 * np.abs(value).max()):
+            return f"{key} is off by {np.abs(found[key] - value).max():.3g}"
+    return None
+
+
+def _between_convolutions() -> dict[str, Any]:
+    """Train a step and predict with BatchNorm between convolutions of 16 channels, or blocks."""
+    channels = 16
+
+    def wave(*shape: int) -> Any:
+        return mx.nd.array(np.sin(np.arange(np.prod(shape))).reshape(shape))
+
+    data, weight, head = wave(2, 8, 5, 5), wave(channels, 8, 3, 3), wave(2, channels, 3, 3)
+    again = wave(channels, channels, 1, 1)
+    arrays = [wave(channels), wave(channels), mx.nd.zeros(channels), mx.nd.ones(channels)]
+    data.attach_grad()
+    arrays[0].attach_grad()
+    results = {}
+    for is_train in (True, False):
+        with mx.autograd.record(train_mode=is_train):
+            hidden = mx.nd.Convolution(
+                data, weight, num_filter=channels, kernel=(3, 3), no_bias=True
+            )
+            hidden = nd.BatchNorm(hidden, *arrays, fix_gamma=False)
+            output = mx.nd.Convolution(
+                hidden, again, num_filter=channels, kernel=(1, 1), no_bias=True
+            )
+        output.backward(head)
+        mx.nd.waitall()
+        mode = "training" if is_train else "inference"
+        results[f"{mode}: output"] = output.asnumpy()
+        results[f"{mode}: gradient of data"] = data.grad.asnumpy()
+        results[f"{mode}: gradient of gamma"] = arrays[0].grad.asnumpy()
+        results[f"{mode}: moving_var"] = arrays[3].asnumpy()
+    return results
 
 
 def _graph(*arrays: Any, **attributes: Any) -> Any:

@@ -144,8 +144,7 @@ def compile_it(folder, code, header=None, flags=None, end=("-fsyntax-only",)):
         *(setup_constant("MXNET_FLAGS") if flags is None else flags),
         "-I" + str(folder),
         "-I" + str(SOURCES),
-        "-isystem",
-        mx.libinfo.find_include_path(),
+        *("-isystem" + str(Path(mx.libinfo.find_include_path(), sub)) for sub in (".", "mkldnn")),
         str(folder / "check.cc"),
         *end,
     ]

@@ -5,6 +5,7 @@
 #include "batch_norm_compute.h"
 #include "batch_norm_cpu_kernels.h"
 #include "batch_norm_infer.h"
+#include "batch_norm_onednn.h"
 #include "mxnet_abi.h"
 
 namespace mxbn {
@@ -44,7 +45,9 @@ void RegisterBackward() {
       .set_num_inputs(kBackwardInputs)
       .set_num_outputs(kGradients)
       .set_attr<nnvm::TIsBackward>("TIsBackward", true)
-      .set_attr<mxnet::FCompute>("FCompute<cpu>", BackwardCompute);
+      .set_attr<bool>("TIsMKLDNN", true)
+      .set_attr<mxnet::FCompute>("FCompute<cpu>", BackwardCompute)
+      .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", BackwardComputeEx);
 }
 
 void RegisterForward() {
@@ -78,7 +81,9 @@ void RegisterForward() {
           [](const nnvm::NodeAttrs&) { return std::vector<uint32_t>{kMovingMean, kMovingVar}; })
       .set_attr<mxnet::FInferShape>("FInferShape", abi::Callable<ShapeInference>::Wrap(InferShape))
       .set_attr<nnvm::FInferType>("FInferType", abi::Callable<TypeInference>::Wrap(InferType))
+      .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", ForwardCompute)
+      .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", ForwardComputeEx)
       .set_attr<nnvm::FGradient>("FGradient", Gradients)
       .set_attr<nnvm::FSetInputVarAttrOnCompose>("FSetInputVarAttrOnCompose", initial_values)
       .add_argument("data", "NDArray-or-Symbol", "Input, of any rank from 1.")
@@ -121,6 +126,16 @@ __attribute__((visibility("default"))) const char* mxbn_register() {
 
 __attribute__((visibility("default"))) const char* mxbn_instruction_set() {
   return mxbn::InstructionSet();
+}
+
+// Lets arrays in oneDNN's layouts be taken as they are (1) or made plain first (0).
+__attribute__((visibility("default"))) void mxbn_use_onednn_layouts(int use) {
+  mxbn::use_onednn_layouts = use != 0;
+}
+
+// How many forwards and backwards took arrays in oneDNN's layouts as they were.
+__attribute__((visibility("default"))) int64_t mxbn_onednn_layout_passes() {
+  return mxbn::onednn_layout_passes;
 }
 
 }  // extern "C"

@@ -23,14 +23,20 @@ struct BatchNormParam {
   bool Steps(bool is_train) const { return is_train && !use_global_stats; }
 };
 
-// Any tensor and axis, seen as outer x channels x inner.
+// Any tensor and axis, seen as outer x channels x inner. oneDNN's blocked layout keeps `block`
+// channels together, innermost: outer x (channels / block) x inner x block.
 struct View {
   int64_t outer = 1;
   int64_t channels = 1;
   int64_t inner = 1;
+  int64_t block = 1;
 
   int64_t PerChannel() const { return outer * inner; }
   int64_t Size() const { return outer * channels * inner; }
+  // Where a value is in memory.
+  int64_t Index(int64_t o, int64_t c, int64_t i) const {
+    return ((o * (channels / block) + c / block) * inner + i) * block + c % block;
+  }
 };
 
 // IEEE binary16, as stored.

@@ -9,15 +9,6 @@ namespace {
 
 using mxnet::TShape;
 
-View Look(const BatchNormParam& param, const TShape& shape) {
-  const int axis = Axis(param, shape);
-  View view;
-  for (int i = 0; i < shape.ndim(); ++i) {
-    (i < axis ? view.outer : i == axis ? view.channels : view.inner) *= shape[i];
-  }
-  return view;
-}
-
 template <typename T>
 T* Pointer(const mxnet::TBlob& blob) {
   return static_cast<T*>(blob.dptr_);
@@ -46,10 +37,9 @@ void Show(const double* values, int64_t channels, const mxnet::TBlob& out,
 
 // The saved output is float64 of any data: mean, 1/sqrt(var + eps), and whether the batch was used.
 template <typename T>
-void Forward(const NodeParam& param, bool is_train, const Blobs& in, const Requests& request,
-             const Blobs& out) {
+void Forward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+             const Requests& request, const Blobs& out) {
   using P = ParamType<T>;
-  const View view = Look(param, in[kData].shape_);
   std::vector<double> unasked;
   double* saved = Pointer<double>(out[kSaved]);
   if (saved == nullptr) {
@@ -76,10 +66,11 @@ void Forward(const NodeParam& param, bool is_train, const Blobs& in, const Reque
 }
 
 template <typename T>
-void Backward(const NodeParam& param, const Blobs& in, const Requests& request, const Blobs& out) {
+void Backward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
+              const Blobs& out) {
   using P = ParamType<T>;
   BackwardArguments<T> a;
-  a.view = Look(param, in[kDataInput].shape_);
+  a.view = view;
   double* saved = Pointer<double>(in[kSavedInput]);
   a.saved = SavedIn(saved, a.view.channels);
   a.use_batch = saved[2 * a.view.channels] != 0;
@@ -111,26 +102,34 @@ void WithType(int type, F f) {
 
 }  // namespace
 
-void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
-                    const Requests& request, const Blobs& out) {
-  const NodeParam& param = Param(attrs);
-  // Shape inference takes a shape of (0,) for an unknown one, so it is refused here.
-  const TShape& data = in[kData].shape_;
-  for (int i = kGamma; i < kInputs; ++i) {
-    if (in[i].shape_ != TShape(1, data[Axis(param, data)])) FailShape(param, i, in[i].shape_, data);
+View PlainView(const BatchNormParam& param, const TShape& shape) {
+  const int axis = Axis(param, shape);
+  View view;
+  for (int i = 0; i < shape.ndim(); ++i) {
+    (i < axis ? view.outer : i == axis ? view.channels : view.inner) *= shape[i];
   }
-  bool is_train = context.is_train;
+  return view;
+}
+
+void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                const Requests& request, const Blobs& out) {
+  // Shape inference takes a shape of (0,) for an unknown one, so it is refused here.
+  for (int i = kGamma; i < kInputs; ++i) {
+    if (in[i].shape_ != TShape(1, view.channels)) {
+      FailShape(param, i, in[i].shape_, in[kData].shape_);
+    }
+  }
   if (param.is_mirror) {
     is_train = param.modes->Get(in[kMovingMean].dptr_);
   } else if (param.modes != nullptr) {
     param.modes->Put(in[kMovingMean].dptr_, is_train);
   }
   WithType(in[kData].type_flag_,
-           [&](auto type) { Forward<decltype(type)>(param, is_train, in, request, out); });
+           [&](auto type) { Forward<decltype(type)>(param, is_train, view, in, request, out); });
 }
 
-void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext&, const Blobs& in,
-                     const Requests& request, const Blobs& out) {
+void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
+                 const Blobs& out) {
   // Recorded calls hand a head gradient over as the user gave it.
   const mxnet::TBlob &head = in[kHeadGradient], &data = in[kDataInput];
   if (head.shape_ != data.shape_) {
@@ -141,8 +140,20 @@ void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext&, cons
     Fail(std::string("the head gradient has dtype ") + TypeName(head.type_flag_) + ", expected " +
          TypeName(data.type_flag_) + " like data");
   }
-  WithType(in[kDataInput].type_flag_,
-           [&](auto type) { Backward<decltype(type)>(Param(attrs), in, request, out); });
+  WithType(data.type_flag_,
+           [&](auto type) { Backward<decltype(type)>(param, view, in, request, out); });
+}
+
+void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
+                    const Requests& request, const Blobs& out) {
+  const NodeParam& param = Param(attrs);
+  RunForward(param, context.is_train, PlainView(param, in[kData].shape_), in, request, out);
+}
+
+void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext&, const Blobs& in,
+                     const Requests& request, const Blobs& out) {
+  const NodeParam& param = Param(attrs);
+  RunBackward(param, PlainView(param, in[kDataInput].shape_), in, request, out);
 }
 
 }  // namespace mxbn

@@ -13,6 +13,15 @@ namespace mxbn {
 using Blobs = std::vector<mxnet::TBlob>;
 using Requests = std::vector<mxnet::OpReqType>;
 
+// The view of a tensor in MXNet's plain layout.
+View PlainView(const BatchNormParam& param, const mxnet::TShape& shape);
+
+// The two passes, on data (and output, head gradient, gradient of data) as `view` says.
+void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                const Requests& request, const Blobs& out);
+void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
+                 const Blobs& out);
+
 // FCompute<cpu> of the operator and of its gradient.
 void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                     const Requests& request, const Blobs& out);

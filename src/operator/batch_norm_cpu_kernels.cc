@@ -19,7 +19,10 @@ inline double Sum(const Doubles& v) {
 // The two sums that Statistics and BackwardReduce are made of, for a vector or a single value.
 template <typename T>
 struct StatisticsTerm {
+  using Stored = T;
   const T* x;
+
+  void Prefetch(int64_t i) const { __builtin_prefetch(x + i); }
 
   template <typename V, typename LoadAs>
   void Add(int64_t i, V centre, LoadAs load, V* first, V* second) const {
@@ -31,8 +34,14 @@ struct StatisticsTerm {
 
 template <typename T>
 struct BackwardTermSum {
+  using Stored = T;
   const T* x;
   const T* dy;
+
+  void Prefetch(int64_t i) const {
+    __builtin_prefetch(x + i);
+    __builtin_prefetch(dy + i);
+  }
 
   template <typename V, typename LoadAs>
   void Add(int64_t i, V centre, LoadAs load, V* first, V* second) const {
@@ -56,17 +65,22 @@ struct AsScalar {
   }
 };
 
-// Reduces a slab of one channel.
+// Reduces a slab of one channel. Its rows lie far apart: what comes next, in this row or the next,
+// is fetched early, since the processor's own prefetching stops at the end of a page.
 template <typename Term>
 void ReduceChannel(const Slab& slab, const Term term, double centre, double* sums,
                    int64_t sums_stride) {
+  constexpr int64_t kLine = 64 / sizeof(typename Term::Stored);
+  constexpr int64_t kAhead = 32 * kLine;
   const Doubles centres = Broadcast(centre);
   Doubles first[kUnroll] = {}, second[kUnroll] = {};
   double first_rest = 0, second_rest = 0;
   for (int64_t row = 0; row < slab.rows; ++row) {
     int64_t i = row * slab.stride;
     const int64_t end = i + slab.cols;
+    for (int64_t j = 0; j < kAhead && j < slab.cols; j += kLine) term.Prefetch(i + slab.stride + j);
     for (; i + kUnroll * kDoubles <= end; i += kUnroll * kDoubles) {
+      for (int64_t j = 0; j < kUnroll * kDoubles; j += kLine) term.Prefetch(i + kAhead + j);
       for (int u = 0; u < kUnroll; ++u) {
         term.Add(i + u * kDoubles, centres, AsVector(), &first[u], &second[u]);
       }
@@ -144,26 +158,48 @@ class Term {
   Vector<C> vector_;
 };
 
-// Computes map.At(index, column) for every value of the slab, vectors first, and writes or adds it.
-// Inlined and with the map by value, so that its terms stay in registers.
-template <bool add, typename T, typename Map>
+// One result, written as `write` says.
+template <typename T, typename C>
+inline void Put(T* out, C value, Write write) {
+  *out = FromCompute<T>(write == Write::kAdd ? ToCompute(*out) + value : value);
+}
+
+// Computes map.At(index, column) for every value of the slab, vectors first, and writes it. Inlined
+// and with the map by value, so that its terms stay in registers.
+template <Write write, typename T, typename Map>
 inline __attribute__((always_inline)) void Elementwise(const Slab& slab, const Map map, T* out) {
   using C = ParamType<T>;
   constexpr int kLanes = Lanes<C>();
+  constexpr uintptr_t kAlignment = kLanes * sizeof(T);
+  constexpr int64_t kFetched = 512 / sizeof(T);
   for (int64_t row = 0; row < slab.rows; ++row) {
     const int64_t start = row * slab.stride;
     int64_t col = 0;
+    if (write != Write::kStream && slab.stride > slab.cols) {  // the next row lies far away
+      for (int64_t j = 0; j < kFetched && j < slab.cols; j += 64 / sizeof(T)) {
+        __builtin_prefetch(out + start + slab.stride + j, 1);
+      }
+    }
+    if (write == Write::kStream) {
+      for (; col < slab.cols && reinterpret_cast<uintptr_t>(out + start + col) % kAlignment;
+           ++col) {
+        Put(out + start + col, map.template At<C>(start + col, col), write);
+      }
+    }
     for (; col + kLanes <= slab.cols; col += kLanes) {
       Vector<C> v = map.template At<Vector<C>>(start + col, col);
-      if (add) v += Load(out + start + col);
-      Store(out + start + col, v);
+      if (write == Write::kAdd) v += Load(out + start + col);
+      if (write == Write::kStream) {
+        Stream(out + start + col, v);
+      } else {
+        Store(out + start + col, v);
+      }
     }
     for (; col < slab.cols; ++col) {
-      C v = map.template At<C>(start + col, col);
-      if (add) v += ToCompute(out[start + col]);
-      out[start + col] = FromCompute<T>(v);
+      Put(out + start + col, map.template At<C>(start + col, col), write);
     }
   }
+  if (write == Write::kStream) _mm_sfence();  // before other threads are told
 }
 
 // Load or ToCompute, by the type that is asked for.
@@ -238,27 +274,31 @@ struct MovingBackwardMap {
 
 template <typename T, typename Map>
 inline __attribute__((always_inline)) void Elementwise(const Slab& slab, const Map map, T* out,
-                                                       bool add) {
-  if (add) {
-    Elementwise<true>(slab, map, out);
+                                                       Write write) {
+  // Rows shorter than a few cache lines would leave too many lines half written.
+  constexpr int64_t kLeastStreamed = 256 / sizeof(T);
+  if (write == Write::kAdd) {
+    Elementwise<Write::kAdd>(slab, map, out);
+  } else if (write == Write::kStream && slab.cols >= kLeastStreamed) {
+    Elementwise<Write::kStream>(slab, map, out);
   } else {
-    Elementwise<false>(slab, map, out);
+    Elementwise<Write::kStore>(slab, map, out);
   }
 }
 
 template <typename T, Layout layout>
 void Forward(const Slab& slab, const T* x, const ParamType<T>* terms, int64_t terms_stride, T* y,
-             bool add) {
-  Elementwise(slab, ForwardMap<T, layout>(x, terms, terms_stride), y, add);
+             Write write) {
+  Elementwise(slab, ForwardMap<T, layout>(x, terms, terms_stride), y, write);
 }
 
 template <typename T, Layout layout>
 void Backward(const Slab& slab, const T* x, const T* dy, const ParamType<T>* terms,
-              int64_t terms_stride, T* dx, bool add) {
+              int64_t terms_stride, T* dx, Write write) {
   if (x != nullptr) {
-    Elementwise(slab, BatchBackwardMap<T, layout>(x, dy, terms, terms_stride), dx, add);
+    Elementwise(slab, BatchBackwardMap<T, layout>(x, dy, terms, terms_stride), dx, write);
   } else {
-    Elementwise(slab, MovingBackwardMap<T, layout>{dy, {terms, terms_stride, kScale}}, dx, add);
+    Elementwise(slab, MovingBackwardMap<T, layout>{dy, {terms, terms_stride, kScale}}, dx, write);
   }
 }
 

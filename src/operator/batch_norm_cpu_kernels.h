@@ -20,6 +20,10 @@ struct Slab {
 // parameters of its own (they are arrays).
 enum Layout { kOneChannel = 0, kColumns = 1 };
 
+// What becomes of a result: it replaces what is there, past the caches (for tensors that these
+// could not hold until they are read) or not, or is added to it.
+enum class Write { kStore, kStream, kAdd };
+
 // Tables of parameters: table[term * terms_stride + column].
 enum ForwardTerm { kMeanHigh, kMeanLow, kScale, kOffset, kForwardTerms };
 enum BackwardTerm { kSlope = kOffset, kShiftHigh, kShiftLow, kBackwardTerms };
@@ -35,7 +39,7 @@ struct Kernels {
   // Forward: y = ((x - mean_high) - mean_low) * scale + offset. Subtracting first and the mean in
   // two parts keep what x * scale + (offset - mean * scale) would cancel.
   using Forward = void (*)(const Slab&, const T* x, const C* terms, int64_t terms_stride, T* y,
-                           bool add);
+                           Write write);
   // BackwardReduce: adds to sums[0] the sum of dy and to sums[sums_stride] that of
   // dy * (x - centre), in double.
   using BackwardReduce = void (*)(const Slab&, const T* x, const T* dy, const double* centre,
@@ -43,7 +47,7 @@ struct Kernels {
   // Backward: dx = scale * ((dy - shift_high) - (((x - mean_high) - mean_low) * slope +
   // shift_low)), or, where x is null, dx = scale * dy.
   using Backward = void (*)(const Slab&, const T* x, const T* dy, const C* terms,
-                            int64_t terms_stride, T* dx, bool add);
+                            int64_t terms_stride, T* dx, Write write);
 
   C (*to_compute)(T value);
   // By Layout.

@@ -24,41 +24,47 @@ namespace mxbn {
 constexpr int64_t kPieceValues = 1 << 16;  // about so many values are summed in one piece
 constexpr int64_t kShortRow = 16;      // rows below this are not worth a vector loop of their own
 constexpr int64_t kTileColumns = 512;  // whose sums stay in the first-level cache
+constexpr int64_t kMaxBlock = 16;      // channels that oneDNN keeps together
 constexpr int64_t kMinRows = 64;       // of a block, so that its sums are few beside its values
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Channels whose rows (inner values) are long: a slab belongs to one channel.
+// Channels whose rows (inner values) are long: a slab belongs to one channel, or, in the blocked
+// layout, to a block of channels that are its columns.
 template <typename Pass>
 class RowSchedule {
  public:
   RowSchedule(const View& view, Pass* pass)
       : view_(view),
         pass_(pass),
-        piece_rows_(std::min(view.outer, std::max<int64_t>(1, kPieceValues / view.inner))),
-        piece_cols_(std::min(view.inner, kPieceValues)),
-        pieces_(CeilDiv(view.outer, piece_rows_) * CeilDiv(view.inner, piece_cols_)),
+        layout_(view.block == 1 ? kOneChannel : kColumns),
+        groups_(view.channels / view.block),
+        piece_rows_(view.block == 1
+                        ? std::min(view.outer, std::max<int64_t>(1, kPieceValues / view.inner))
+                        : 1),
+        piece_cols_(std::min(view.inner, kPieceValues / view.block)),
+        across_(CeilDiv(view.inner, piece_cols_)),
+        pieces_(CeilDiv(view.outer, piece_rows_) * across_),
         threads_(Threads(view.Size())) {}
 
   void Run() {
-    // Channel by channel, a channel's values are still in cache when Apply comes to them.
-    const bool by_channel = pass_->reduces() && (threads_ == 1 || view_.channels >= 4 * threads_);
-    if (by_channel) {
-      Parallel(view_.channels, threads_, [this](int64_t c) {
-        double sums[2] = {0, 0};
-        pass_->Start(c);
-        for (int64_t p = 0; p < pieces_; ++p) ReducePiece(c, p, sums);
-        pass_->Finish(c, sums);
-        if (!pass_->applies()) return;
-        for (int64_t p = 0; p < pieces_; ++p) {
-          const Piece piece = At(c, p);
-          pass_->Apply(kOneChannel, piece.slab, piece.offset, pass_->terms() + c, view_.channels);
-        }
-      });
+    // Group by group, a group's values are still in cache when Apply comes to them.
+    const bool by_group =
+        pass_->reduces() && (threads_ == 1 || groups_ % threads_ == 0 || groups_ >= 4 * threads_);
+    if (!by_group) {
+      ReduceAll();
+      if (pass_->applies()) ApplyAll();
       return;
     }
-    ReduceAll();
-    if (pass_->applies()) ApplyAll();
+    Parallel(groups_, threads_, [this](int64_t group) {
+      Start(group);
+      Sums sums;
+      for (int64_t p = 0; p < pieces_; ++p) sums.Add(ReducePiece(group, p));
+      Finish(group, sums);
+      if (!pass_->applies()) return;
+      // Backwards: of a group larger than the cache, the last pieces are still there.
+      for (int64_t p = pieces_ - 1; p >= 0; --p) Apply(group, At(group, p));
+    });
   }
 
  private:
@@ -67,22 +73,49 @@ class RowSchedule {
     Slab slab;
   };
 
-  Piece At(int64_t channel, int64_t piece) const {
-    const int64_t across = CeilDiv(view_.inner, piece_cols_);
-    const int64_t row = piece / across * piece_rows_, col = piece % across * piece_cols_;
-    const int64_t stride = view_.channels * view_.inner;
-    return {row * stride + channel * view_.inner + col,
-            {std::min(piece_rows_, view_.outer - row), std::min(piece_cols_, view_.inner - col),
-             stride}};
+  // The two sums of each channel of a group.
+  struct Sums {
+    double values[2 * kMaxBlock] = {};
+    void Add(const Sums& other) {
+      for (int i = 0; i < 2 * kMaxBlock; ++i) values[i] += other.values[i];
+    }
+  };
+
+  // Piece p of a group: some of the rows, or a part of one row.
+  Piece At(int64_t group, int64_t p) const {
+    const int64_t row = p / across_ * piece_rows_, col = p % across_ * piece_cols_;
+    const int64_t rows = std::min(piece_rows_, view_.outer - row);
+    return {view_.Index(row, group * view_.block, col), SlabOf(rows, col)};
   }
 
-  // Adds the sums of a piece; each piece is summed on its own first.
-  void ReducePiece(int64_t channel, int64_t p, double* sums) {
-    double part[2] = {0, 0};
-    const Piece piece = At(channel, p);
-    pass_->Reduce(kOneChannel, piece.slab, piece.offset, pass_->centre() + channel, part, 1);
-    sums[0] += part[0];
-    sums[1] += part[1];
+  Slab SlabOf(int64_t rows, int64_t col) const {
+    const int64_t cols = std::min(piece_cols_, view_.inner - col);
+    if (layout_ == kColumns) return {cols, view_.block, view_.block};
+    return {rows, cols, view_.channels * view_.inner};
+  }
+
+  void Start(int64_t group) {
+    for (int64_t c = group * view_.block; c < (group + 1) * view_.block; ++c) pass_->Start(c);
+  }
+
+  Sums ReducePiece(int64_t group, int64_t p) const {
+    Sums sums;
+    const Piece piece = At(group, p);
+    pass_->Reduce(layout_, piece.slab, piece.offset, pass_->centre() + group * view_.block,
+                  sums.values, kMaxBlock);
+    return sums;
+  }
+
+  void Finish(int64_t group, const Sums& sums) {
+    for (int64_t i = 0; i < view_.block; ++i) {
+      const double both[2] = {sums.values[i], sums.values[kMaxBlock + i]};
+      pass_->Finish(group * view_.block + i, both);
+    }
+  }
+
+  void Apply(int64_t group, const Piece& piece) const {
+    pass_->Apply(layout_, piece.slab, piece.offset, pass_->terms() + group * view_.block,
+                 view_.channels);
   }
 
   void ReduceAll() {
@@ -90,35 +123,38 @@ class RowSchedule {
       for (int64_t c = 0; c < view_.channels; ++c) pass_->Finish(c, nullptr);
       return;
     }
-    std::vector<double> parts(static_cast<size_t>(2 * view_.channels * pieces_));
-    for (int64_t c = 0; c < view_.channels; ++c) pass_->Start(c);
-    Parallel(view_.channels * pieces_, threads_,
-             [&](int64_t i) { ReducePiece(i / pieces_, i % pieces_, &parts[2 * i]); });
-    for (int64_t c = 0; c < view_.channels; ++c) {
-      double sums[2] = {0, 0};
-      for (int64_t i = c * pieces_; i < (c + 1) * pieces_; ++i) {
-        sums[0] += parts[2 * i];
-        sums[1] += parts[2 * i + 1];
-      }
-      pass_->Finish(c, sums);
+    for (int64_t group = 0; group < groups_; ++group) Start(group);
+    std::vector<Sums> parts(static_cast<size_t>(groups_ * pieces_));
+    Parallel(groups_ * pieces_, threads_,
+             [&](int64_t i) { parts[i] = ReducePiece(i / pieces_, i % pieces_); });
+    for (int64_t group = 0; group < groups_; ++group) {
+      Sums sums;
+      for (int64_t p = 0; p < pieces_; ++p) sums.Add(parts[group * pieces_ + p]);
+      Finish(group, sums);
     }
   }
 
-  // In the order of memory.
+  // In the order of memory: some groups of a row, or a part of one, at a time.
   void ApplyAll() const {
-    const int64_t across = CeilDiv(view_.inner, piece_cols_);
-    Parallel(view_.outer * view_.channels * across, threads_, [&](int64_t i) {
-      const int64_t row = i / across, col = i % across * piece_cols_;
-      const Slab slab{1, std::min(piece_cols_, view_.inner - col), 0};
-      pass_->Apply(kOneChannel, slab, row * view_.inner + col,
-                   pass_->terms() + row % view_.channels, view_.channels);
+    const int64_t at_once = std::max<int64_t>(1, kPieceValues / (view_.inner * view_.block));
+    const int64_t parts = CeilDiv(groups_, at_once) * across_;
+    Parallel(view_.outer * parts, threads_, [&](int64_t i) {
+      const int64_t row = i / parts, col = i % across_ * piece_cols_;
+      const int64_t first = i % parts / across_ * at_once;
+      const Slab slab = SlabOf(1, col);
+      for (int64_t group = first; group < std::min(first + at_once, groups_); ++group) {
+        Apply(group, {view_.Index(row, group * view_.block, col), slab});
+      }
     });
   }
 
   const View view_;
   Pass* const pass_;
+  const Layout layout_;
+  const int64_t groups_;  // of channels, of view.block each
   const int64_t piece_rows_, piece_cols_;
-  const int64_t pieces_;  // of one channel
+  const int64_t across_;  // pieces of one row
+  const int64_t pieces_;  // pieces of one group
   const int threads_;
 };
 
@@ -226,8 +262,8 @@ void Run(View view, Pass* pass) {
     for (int64_t c = 0; c < view.channels; ++c) pass->Finish(c, nullptr);
     return;
   }
-  if (view.channels == 1) view = View{1, 1, view.Size()};
-  if (view.inner >= kShortRow) {
+  if (view.channels == 1) view = View{1, 1, view.Size(), 1};
+  if (view.block > 1 || view.inner >= kShortRow) {
     RowSchedule<Pass>(view, pass).Run();
   } else {
     ColumnSchedule<Pass>(view, pass).Run();

@@ -218,7 +218,7 @@ bool InferType(const nnvm::NodeAttrs&, std::vector<int>* in, std::vector<int>* o
   return true;
 }
 
-bool InferStorageType(const nnvm::NodeAttrs&, const int, mxnet::DispatchMode* mode,
+bool InferStorageType(const nnvm::NodeAttrs&, const int dev_mask, mxnet::DispatchMode* mode,
                       std::vector<int>* in, std::vector<int>* out) {
   for (size_t i = 0; i < in->size(); ++i) {
     int& type = (*in)[i];
@@ -230,7 +230,9 @@ bool InferStorageType(const nnvm::NodeAttrs&, const int, mxnet::DispatchMode* mo
     }
   }
   for (int& type : *out) type = mxnet::kDefaultStorage;
-  *mode = mxnet::DispatchMode::kFCompute;
+  // FComputeEx takes oneDNN's layouts as they are.
+  *mode = dev_mask == mshadow::cpu::kDevMask ? mxnet::DispatchMode::kFComputeEx
+                                             : mxnet::DispatchMode::kFCompute;
   return true;
 }
 

@@ -74,7 +74,8 @@ inline Vector<double> Load(const double* p) { return LoadBytes<Vector<double>>(p
 inline void Store(float* p, Vector<float> v) { std::memcpy(p, &v, sizeof v); }
 inline void Store(double* p, Vector<double> v) { std::memcpy(p, &v, sizeof v); }
 
-// kDoubles stored values as doubles.
+// LoadDoubles: kDoubles stored values as doubles. Stream: stores past the caches, to a pointer
+// aligned to the size of what is stored.
 inline Doubles LoadDoubles(const double* p) { return Load(p); }
 
 #if defined(__AVX512F__)
@@ -89,6 +90,11 @@ inline Vector<float> Load(const Half* p) {
 inline void Store(Half* p, Vector<float> v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, 0));
 }
+inline void Stream(float* p, Vector<float> v) { _mm512_stream_ps(p, v); }
+inline void Stream(double* p, Vector<double> v) { _mm512_stream_pd(p, v); }
+inline void Stream(Half* p, Vector<float> v) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, 0));
+}
 #elif defined(__AVX2__)
 inline Doubles LoadDoubles(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
 inline Doubles LoadDoubles(const Half* p) {
@@ -101,6 +107,11 @@ inline Vector<float> Load(const Half* p) {
 inline void Store(Half* p, Vector<float> v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, 0));
 }
+inline void Stream(float* p, Vector<float> v) { _mm256_stream_ps(p, v); }
+inline void Stream(double* p, Vector<double> v) { _mm256_stream_pd(p, v); }
+inline void Stream(Half* p, Vector<float> v) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, 0));
+}
 #else
 inline Doubles LoadDoubles(const float* p) { return Doubles{p[0], p[1]}; }
 inline Doubles LoadDoubles(const Half* p) { return Doubles{ToCompute(p[0]), ToCompute(p[1])}; }
@@ -110,6 +121,9 @@ inline Vector<float> Load(const Half* p) {
 inline void Store(Half* p, Vector<float> v) {
   for (int i = 0; i < Lanes<float>(); ++i) p[i] = FromCompute<Half>(v[i]);
 }
+inline void Stream(float* p, Vector<float> v) { _mm_stream_ps(p, v); }
+inline void Stream(double* p, Vector<double> v) { _mm_stream_pd(p, v); }
+inline void Stream(Half* p, Vector<float> v) { Store(p, v); }
 #endif
 
 }  // namespace MXBN_INSTRUCTION_SET

@@ -1,0 +1,97 @@
+#include "batch_norm_onednn.h"
+
+#include "onednn_layout.h"
+
+namespace mxbn {
+
+std::atomic<bool> use_onednn_layouts{true};
+std::atomic<int64_t> onednn_layout_passes{0};
+
+namespace {
+
+// An array as it lies in memory.
+mxnet::TBlob Raw(const mxnet::NDArray& array) {
+  mxnet::TBlob blob;
+  blob.dptr_ = onednn::Memory(array);
+  blob.shape_ = array.shape();
+  blob.type_flag_ = array.dtype();
+  return blob;
+}
+
+// Arrays in the plain layout, and the copies that this took.
+class PlainArrays {
+ public:
+  explicit PlainArrays(const Arrays& arrays) {
+    copies_.reserve(arrays.size());
+    for (const mxnet::NDArray& array : arrays) {
+      if (!array.IsDefaultData()) copies_.push_back(array.Reorder2Default());
+      blobs_.push_back((array.IsDefaultData() ? array : copies_.back()).data());
+    }
+  }
+  const Blobs& blobs() const { return blobs_; }
+
+ private:
+  Arrays copies_;
+  Blobs blobs_;
+};
+
+// Outputs in the plain layout, to be written to or added to.
+Blobs PlainOutputs(const Arrays& arrays, const Requests& request) {
+  Blobs blobs;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    if (request[i] != mxnet::kNullOp) onednn::MakePlain(arrays[i]);
+    blobs.push_back(request[i] == mxnet::kNullOp && !arrays[i].IsDefaultData() ? Raw(arrays[i])
+                                                                               : arrays[i].data());
+  }
+  return blobs;
+}
+
+// Whether `out`, by its request, can take values in the layout of `like`.
+bool Takes(const mxnet::NDArray& out, mxnet::OpReqType request, const mxnet::NDArray& like) {
+  switch (request) {
+    case mxnet::kNullOp: return true;
+    case mxnet::kAddTo: return onednn::SameLayout(out, like);
+    default: return onednn::LayOutLike(like, out);
+  }
+}
+
+}  // namespace
+
+void ForwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                      const Arrays& in, const Requests& request, const Arrays& out) {
+  const NodeParam& param = Param(attrs);
+  const mxnet::NDArray& data = in[kData];
+  View view;
+  if (use_onednn_layouts && Axis(param, data.shape()) == 1 && onednn::Look(data, &view) &&
+      Takes(out[kOutput], request[kOutput], data)) {
+    ++onednn_layout_passes;
+    Blobs in_blobs = {Raw(data)}, out_blobs = {Raw(out[kOutput])};
+    for (int i = kGamma; i < kInputs; ++i) in_blobs.push_back(in[i].data());
+    for (int i = kMean; i < kOutputs; ++i) out_blobs.push_back(out[i].data());
+    RunForward(param, context.is_train, view, in_blobs, request, out_blobs);
+    return;
+  }
+  const PlainArrays plain(in);
+  ForwardCompute(attrs, context, plain.blobs(), request, PlainOutputs(out, request));
+}
+
+void BackwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                       const Arrays& in, const Requests& request, const Arrays& out) {
+  const NodeParam& param = Param(attrs);
+  const mxnet::NDArray &data = in[kDataInput], &head = in[kHeadGradient];
+  View view;
+  if (use_onednn_layouts && Axis(param, data.shape()) == 1 && onednn::SameLayout(data, head) &&
+      onednn::Look(data, &view) && head.shape() == data.shape() &&
+      Takes(out[kDataGradient], request[kDataGradient], data)) {
+    ++onednn_layout_passes;
+    const Blobs in_blobs = {Raw(head), in[kSavedInput].data(), Raw(data), in[kGammaInput].data()};
+    const Blobs out_blobs = {Raw(out[kDataGradient]), out[kGammaGradient].data(),
+                             out[kBetaGradient].data()};
+    RunBackward(param, view, in_blobs, request, out_blobs);
+    return;
+  }
+  const PlainArrays plain(in);
+  BackwardCompute(attrs, context, plain.blobs(), request, PlainOutputs(out, request));
+}
+
+}  // namespace mxbn
