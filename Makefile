@@ -1,5 +1,6 @@
 # make demo   builds and installs the package in .venv and runs the demo
 # make test   the same, and runs every test
+# make bench  measures against MXNet's operator, PyTorch if it is installed, and a plain copy
 # make lint   format, lint and types
 # PYTHON=python3.8 chooses another Python (3.8 to 3.11), VENV=.venv38 another folder.
 
@@ -8,13 +9,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard src/operator/* mxbn/*.py mxbn/*/*.py) setup.py pyproject.toml
 
-.PHONY: demo test lint format wheel clean
+.PHONY: demo test bench lint format wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m mxbn demo
 
 test: $(VENV)/installed
 	$(BIN)/pytest
+
+bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet '.[bench]'
+	$(BIN)/python benchmarks/batch_norm.py
 
 # Installed anew whenever a source is newer; the compiled parts are made by setup.py.
 $(VENV)/installed: $(VENV)/tools $(SOURCES)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Iterator
-
 import mxnet as mx
 
 PREFIX = "mxbn: BatchNorm: "
 
 
-@contextmanager
-def as_value_errors() -> Iterator[None]:
-    """Turn what the operator refuses into a ValueError with its message alone."""
-    try:
-        yield
-    except mx.base.MXNetError as error:
-        _, found, message = str(error).partition(PREFIX)
-        if not found:
-            raise
-        raise ValueError(PREFIX + message.strip()) from None
+def as_value_error(error: mx.base.MXNetError) -> Exception:
+    """Return what the operator refused as a ValueError with its message alone.
+
+    Parameters
+    ----------
+    error : mx.base.MXNetError
+        As MXNet raised it.
+
+    Returns
+    -------
+    Exception
+        The error itself, if it is not the operator's.
+    """
+    _, found, message = str(error).partition(PREFIX)
+    return ValueError(PREFIX + message.strip()) if found else error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,7 @@ def instruction_set() -> str:
         ``'avx512'``, ``'avx2'`` or ``'baseline'``. The environment variable
         ``MXBN_INSTRUCTION_SET``, read at the first call, asks for less than the processor has.
     """
-    library = ctypes.CDLL(str(LIBRARY))
-    library.mxbn_instruction_set.restype = ctypes.c_char_p
-    name: bytes = library.mxbn_instruction_set()
+    name: bytes = _function("mxbn_instruction_set", ctypes.c_char_p)()
     return name.decode()
 
 
@@ -74,7 +73,7 @@ def use_onednn_layouts(use: bool) -> None:
     use : bool
         Take it as it is, which is the default, or bring it into MXNet's plain layout first.
     """
-    ctypes.CDLL(str(LIBRARY)).mxbn_use_onednn_layouts(int(use))
+    _function("mxbn_use_onednn_layouts")(int(use))
 
 
 def onednn_layout_passes() -> int:
@@ -85,10 +84,31 @@ def onednn_layout_passes() -> int:
     int
         Since the library was loaded.
     """
-    library = ctypes.CDLL(str(LIBRARY))
-    library.mxbn_onednn_layout_passes.restype = ctypes.c_int64
-    passes: int = library.mxbn_onednn_layout_passes()
-    return passes
+    return int(_function("mxbn_onednn_layout_passes", ctypes.c_int64)())
+
+
+def same_context_and_known_shapes(arrays: Any) -> bool:
+    """Whether NDArrays are on one context and of known shapes without a size of 0.
+
+    Parameters
+    ----------
+    arrays : list of mx.nd.NDArray
+        At least one.
+
+    Returns
+    -------
+    bool
+        False calls for a closer look.
+    """
+    handles = (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
+    return bool(_function("mxbn_same_context_and_known_shapes")(handles, len(arrays)))
+
+
+@lru_cache(maxsize=None)
+def _function(name: str, result: Any = ctypes.c_int) -> Any:
+    function = getattr(ctypes.CDLL(str(LIBRARY)), name)
+    function.restype = result
+    return function
 
 
 def load() -> None:

@@ -9,9 +9,15 @@ from mxnet.ndarray.register import _imperative_invoke
 
 from . import _library
 from ._attributes import is_true, name_positional
-from ._errors import PREFIX, as_value_errors
+from ._errors import PREFIX, as_value_error
 
 _INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var")
+
+
+def _alike(arrays: Any) -> bool:
+    """Whether all are dense arrays of one kind."""
+    kind = type(arrays[0])
+    return kind in (mx.nd.NDArray, mx.np.ndarray) and all(type(array) is kind for array in arrays)
 
 
 def _check_inputs(arrays: Any) -> None:
@@ -146,14 +152,16 @@ def BatchNorm(
        Reducing Internal Covariate Shift, 2015, https://arxiv.org/abs/1502.03167
     """
     arrays = [data, gamma, beta, moving_mean, moving_var]
-    _check_inputs(arrays)
-    name_positional(positional, attributes)
+    if not (_alike(arrays) and _library.same_context_and_known_shapes(arrays)):
+        _check_inputs(arrays)
+    if positional:
+        name_positional(positional, attributes)
     if out is not None:
         _check_out(out, data, gamma, is_true(attributes.get("output_mean_var", False)))
     if mx.autograd.is_recording():
         # A graph that held the statistics themselves would end when another one with them does.
         arrays[3:] = [moving_mean.detach(), moving_var.detach()]
-    with as_value_errors():
+    try:
         return _imperative_invoke(
             _library.handle(),
             arrays,
@@ -163,3 +171,5 @@ def BatchNorm(
             isinstance(data, mx.np.ndarray),
             False,
         )
+    except mx.base.MXNetError as error:
+        raise as_value_error(error) from None

@@ -9,7 +9,7 @@ from mxnet.symbol.register import _symbol_creator
 
 from . import _library
 from ._attributes import is_true, name_positional
-from ._errors import PREFIX, as_value_errors
+from ._errors import PREFIX, as_value_error
 
 
 def _current(scope: Any) -> Any:
@@ -84,7 +84,7 @@ def BatchNorm(
         # With the node's notes, as MXNet makes the other variables.
         inputs["gamma"] = mx.sym.var(f"{name}_gamma", attr={**notes, "__wd_mult__": "0.0"})
     attributes.update(notes)
-    with as_value_errors():
+    try:
         return _symbol_creator(
             _library.handle(),
             None,
@@ -95,3 +95,5 @@ def BatchNorm(
             isinstance(data, mx.sym.np._Symbol),
             False,
         )
+    except mx.base.MXNetError as error:
+        raise as_value_error(error) from None

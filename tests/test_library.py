@@ -332,6 +332,7 @@ def test_library_shows_nothing_else():
     assert names("-D", "--defined-only", _library.LIBRARY) == {
         "mxbn_register",
         "mxbn_instruction_set",
+        "mxbn_same_context_and_known_shapes",
         "mxbn_use_onednn_layouts",
         "mxbn_onednn_layout_passes",
     }

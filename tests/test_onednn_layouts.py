@@ -155,6 +155,18 @@ def test_gradients_are_added_whatever_layout_they_are_in(is_train):
     check(hidden.grad, 2 + 3 * want.dx, 10, 2 + 3 * np.abs(want.dx).max())
 
 
+def test_nobody_wants_the_gradient_of_data():
+    hidden, d = convolved(16)
+    a = parameters(d)
+    with passes(2), mx.autograd.record():
+        out = passed_on(mxbn.nd.BatchNorm(hidden, *a.values(), fix_gamma=False))
+        out.backward(nd(d.dy))
+    want = right(d, True, fix_gamma=False)
+    sums = np.abs(d.dy).sum((0, 2, 3)).max()
+    check(a["gamma"].grad, want.dgamma, 4, 4 * sums)
+    check(a["beta"].grad, want.dbeta, 4, 4 * sums)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_channel_that_is_not_finite_keeps_its_statistics(bad):
     d = draw((2, 16, 4, 4), seed=6)
