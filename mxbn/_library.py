@@ -27,6 +27,8 @@ SYMBOLS = (
     "_ZN4nnvm2OpC1Ev",
     "_ZN5mxnet2op12MakeGradNodeEPKcRKSt10shared_ptrIN4nnvm4NodeEERKSt6vectorINS4_9NodeEntryE"
     "SaISA_EERKSt13unordered_mapISsSsSt4hashISsESt8equal_toISsESaISt4pairIKSsSsEEE",
+    "_ZN5mxnet12MKLDNNStream3GetEv",
+    "_ZN5mxnet12MKLDNNStream6SubmitEb",
     "_ZN5mxnet7NDArray16CreateMKLDNNDataERKN4dnnl6memory4descE",
     "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv",
     "_ZN5mxnet7Storage3GetEv",

@@ -183,6 +183,23 @@ def test_a_channel_that_is_not_finite_keeps_its_statistics(bad):
     assert not np.isfinite(y.asnumpy()[:, 3]).any()
 
 
+def test_calls_take_no_memory():
+    """Where no operator of oneDNN runs in between, to clean up after all."""
+    hidden, d = convolved(16)
+    a = parameters(d)
+
+    def pages_after(calls):
+        with mx.autograd.train_mode():
+            for _ in range(calls):
+                mxbn.nd.BatchNorm(hidden, *a.values())
+        mx.nd.waitall()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1])
+
+    before = pages_after(300)
+    assert pages_after(4000) - before < 250  # a megabyte; 250 bytes a call
+
+
 def test_the_same_bits_for_every_number_of_threads():
     code = """
         import hashlib, mxnet as mx, numpy as np

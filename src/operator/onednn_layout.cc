@@ -5,6 +5,15 @@
 #include <cstring>
 #include <memory>
 
+namespace mxnet {
+// In none of the wheel's headers: what a thread hands to oneDNN, and what it keeps alive meanwhile.
+class MKLDNNStream {
+ public:
+  static MKLDNNStream* Get();
+  void Submit(bool cleanup);
+};
+}  // namespace mxnet
+
 namespace mxbn {
 namespace onednn {
 namespace {
@@ -80,7 +89,11 @@ bool LayOutLike(const mxnet::NDArray& like, const mxnet::NDArray& out) {
   mkldnn::memory::desc description;
   description.data = *Description(like);
   // Allocates the memory, and notes the layout in the array, which all copies of it share.
-  return const_cast<mxnet::NDArray&>(out).CreateMKLDNNData(description) != nullptr;
+  const bool done = const_cast<mxnet::NDArray&>(out).CreateMKLDNNData(description) != nullptr;
+  // That left something in the thread's stream, which would grow until a oneDNN operator runs
+  // there.
+  mxnet::MKLDNNStream::Get()->Submit(true);
+  return done;
 }
 
 void MakePlain(const mxnet::NDArray& array) { array.ptr_->Reorder2Default(); }
