@@ -74,6 +74,13 @@ def fail(message):
     sys.exit(f"\nmxbn: {message}\n")
 
 
+if not (3, 8) <= sys.version_info[:2] <= (3, 11):
+    fail(
+        f"Python 3.8 to 3.11 is needed, not {platform.python_version()}: MXNet 1.9.1 needs NumPy "
+        "before 1.24, which no newer Python has"
+    )
+
+
 def mxnet_folder():
     spec = find_spec("mxnet")
     if spec is None:
