@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any
 
 import mxnet as mx
@@ -10,6 +12,16 @@ from mxnet.ndarray.register import _imperative_invoke
 from . import _library
 from ._attributes import is_true, name_positional
 from ._errors import PREFIX, as_value_error
+
+# MXNet's engine enters an operation into the queues of its arrays one by one. Two threads that do
+# so for operations that write the same two arrays, as moving_mean and moving_var of one layer, can
+# leave each waiting for the other.
+_one_at_a_time = threading.Lock()
+os.register_at_fork(
+    before=_one_at_a_time.acquire,
+    after_in_parent=_one_at_a_time.release,
+    after_in_child=_one_at_a_time.release,
+)
 
 _INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var")
 
@@ -162,14 +174,15 @@ def BatchNorm(
         # A graph that held the statistics themselves would end when another one with them does.
         arrays[3:] = [moving_mean.detach(), moving_var.detach()]
     try:
-        return _imperative_invoke(
-            _library.handle(),
-            arrays,
-            list(attributes),
-            list(attributes.values()),
-            out,
-            isinstance(data, mx.np.ndarray),
-            False,
-        )
+        with _one_at_a_time:
+            return _imperative_invoke(
+                _library.handle(),
+                arrays,
+                list(attributes),
+                list(attributes.values()),
+                out,
+                isinstance(data, mx.np.ndarray),
+                False,
+            )
     except mx.base.MXNetError as error:
         raise as_value_error(error) from None

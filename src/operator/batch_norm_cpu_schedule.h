@@ -10,8 +10,6 @@
 #ifndef MXBN_OPERATOR_BATCH_NORM_CPU_SCHEDULE_H_
 #define MXBN_OPERATOR_BATCH_NORM_CPU_SCHEDULE_H_
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -45,18 +43,19 @@ class RowSchedule {
         piece_cols_(std::min(view.inner, kPieceValues / view.block)),
         across_(CeilDiv(view.inner, piece_cols_)),
         pieces_(CeilDiv(view.outer, piece_rows_) * across_),
-        threads_(Threads(view.Size())) {}
+        crew_(view.Size()) {}
 
   void Run() {
     // Group by group, a group's values are still in cache when Apply comes to them.
     const bool by_group =
-        pass_->reduces() && (threads_ == 1 || groups_ % threads_ == 0 || groups_ >= 4 * threads_);
+        pass_->reduces() &&
+        (crew_.threads() == 1 || groups_ % crew_.threads() == 0 || groups_ >= 4 * crew_.threads());
     if (!by_group) {
       ReduceAll();
       if (pass_->applies()) ApplyAll();
       return;
     }
-    Parallel(groups_, threads_, [this](int64_t group) {
+    crew_.Do(groups_, [this](int64_t group) {
       Start(group);
       Sums sums;
       for (int64_t p = 0; p < pieces_; ++p) sums.Add(ReducePiece(group, p));
@@ -125,7 +124,7 @@ class RowSchedule {
     }
     for (int64_t group = 0; group < groups_; ++group) Start(group);
     std::vector<Sums> parts(static_cast<size_t>(groups_ * pieces_));
-    Parallel(groups_ * pieces_, threads_,
+    crew_.Do(groups_ * pieces_,
              [&](int64_t i) { parts[i] = ReducePiece(i / pieces_, i % pieces_); });
     for (int64_t group = 0; group < groups_; ++group) {
       Sums sums;
@@ -138,7 +137,7 @@ class RowSchedule {
   void ApplyAll() const {
     const int64_t at_once = std::max<int64_t>(1, kPieceValues / (view_.inner * view_.block));
     const int64_t parts = CeilDiv(groups_, at_once) * across_;
-    Parallel(view_.outer * parts, threads_, [&](int64_t i) {
+    crew_.Do(view_.outer * parts, [&](int64_t i) {
       const int64_t row = i / parts, col = i % across_ * piece_cols_;
       const int64_t first = i % parts / across_ * at_once;
       const Slab slab = SlabOf(1, col);
@@ -155,7 +154,7 @@ class RowSchedule {
   const int64_t piece_rows_, piece_cols_;
   const int64_t across_;  // pieces of one row
   const int64_t pieces_;  // pieces of one group
-  const int threads_;
+  const Crew crew_;
 };
 
 // Channels whose rows are short (channels-last: one value): the tensor is a matrix whose columns
@@ -173,7 +172,7 @@ class ColumnSchedule {
         block_rows_(std::max(kMinRows, kPieceValues / width_)),
         blocks_(CeilDiv(rows_, block_rows_) + (rest_ > 0)),
         tiles_(CeilDiv(width_, kTileColumns)),
-        threads_(Threads(view.Size())) {}
+        crew_(view.Size()) {}
 
   void Run() {
     if (pass_->reduces()) {
@@ -200,7 +199,7 @@ class ColumnSchedule {
   // Calls f(block, slab, offset, first column) for every block of rows and tile of columns.
   template <typename F>
   void ForEachSlab(F f) const {
-    Parallel(blocks_ * tiles_, threads_, [&](int64_t i) {
+    crew_.Do(blocks_ * tiles_, [&](int64_t i) {
       const int64_t block = i / tiles_, col = i % tiles_ * kTileColumns;
       const int64_t row = std::min(block * block_rows_, rows_);
       const bool last_row = row == rows_;  // the shorter one
@@ -211,7 +210,7 @@ class ColumnSchedule {
   }
 
   void ReduceAll() {
-    Parallel(view_.channels, threads_, [this](int64_t c) { pass_->Start(c); });
+    crew_.Do(view_.channels, [this](int64_t c) { pass_->Start(c); });
     const double* centre = pass_->centre();
     std::vector<double> centres(static_cast<size_t>(width_));
     for (int64_t col = 0; col < width_; ++col) centres[col] = centre[Channel(col)];
@@ -222,7 +221,7 @@ class ColumnSchedule {
                     width_);
     });
     const int64_t period = view_.channels * view_.inner;
-    Parallel(view_.channels, threads_, [&](int64_t c) {
+    crew_.Do(view_.channels, [&](int64_t c) {
       double sums[2] = {0, 0};
       for (int64_t i = 0; i < 2 * blocks_; ++i) {
         for (int64_t start = c * view_.inner; start < width_; start += period) {
@@ -253,7 +252,7 @@ class ColumnSchedule {
   const int64_t width_;
   const int64_t rows_, rest_;  // whole rows, and the values of the shorter one
   const int64_t block_rows_, blocks_, tiles_;
-  const int threads_;
+  const Crew crew_;
 };
 
 template <typename Pass>
