@@ -145,8 +145,8 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
         self._set_flag("use_batch_stats", value)
 
     def _set_flag(self, flag: str, value: bool) -> None:
-        other = {"use_global_stats", "use_batch_stats"} - {flag}
-        if is_true(value) and any(getattr(self, each) for each in other):
+        other = "use_batch_stats" if flag == "use_global_stats" else "use_global_stats"
+        if is_true(value) and getattr(self, other):
             raise ValueError(
                 f"{PREFIX}use_global_stats and use_batch_stats of layer {self.name} would both be "
                 "True, expected at most one: set the other to False first"
