@@ -82,9 +82,12 @@ class ForwardPass {
   void Start(int64_t c) {
     const View& view = a_.view;
     const int64_t count = std::min<int64_t>(view.PerChannel(), 8);
-    const double first = At(c, 0);
+    const double first = At(0, c, 0);
     double shift = 0;
-    for (int64_t i = 1; i < count; ++i) shift += At(c, i) - first;
+    for (int64_t o = 0, i = 0, value = 0; value < count; ++value) {
+      shift += At(o, c, i) - first;
+      if (++i == view.inner) ++o, i = 0;
+    }
     centre_[c] = first + shift / static_cast<double>(count);
   }
 
@@ -123,10 +126,8 @@ class ForwardPass {
   }
 
  private:
-  // Value i of a channel.
-  double At(int64_t c, int64_t i) const {
-    const int64_t index = a_.view.Index(i / a_.view.inner, c, i % a_.view.inner);
-    return static_cast<double>(kernels_.to_compute(a_.x[index]));
+  double At(int64_t o, int64_t c, int64_t i) const {
+    return static_cast<double>(kernels_.to_compute(a_.x[a_.view.Index(o, c, i)]));
   }
 
   // moving = momentum * moving + (1 - momentum) * batch, unless the batch is not finite (also as

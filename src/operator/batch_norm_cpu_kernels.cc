@@ -94,21 +94,37 @@ void ReduceChannel(const Slab& slab, const Term term, double centre, double* sum
   sums[sums_stride] += Sum((second[0] + second[1]) + (second[2] + second[3])) + second_rest;
 }
 
-// Reduces every column of a slab. kUnroll rows at a time, so that a sum is loaded and stored less.
+// Reduces every column of a slab, a cache line's columns and kRows rows at a time, so that their
+// sums stay in registers; the line that is needed some rows later is fetched early.
 template <typename Term>
 void ReduceColumns(const Slab& slab, const Term term, const double* centre, double* sums,
                    int64_t sums_stride) {
-  for (int64_t row = 0; row < slab.rows; row += kUnroll) {
-    const int64_t end = row + kUnroll < slab.rows ? row + kUnroll : slab.rows;
+  constexpr int64_t kRows = 8;
+  constexpr int kVectors = 64 / sizeof(typename Term::Stored) / kDoubles;
+  constexpr int64_t kStep = kVectors * kDoubles;
+  constexpr int64_t kAhead = 4096 / sizeof(typename Term::Stored);
+  const int64_t ahead = (kAhead / slab.cols > kRows ? kAhead / slab.cols : kRows) * slab.stride;
+  for (int64_t row = 0; row < slab.rows; row += kRows) {
+    const int64_t end = row + kRows < slab.rows ? row + kRows : slab.rows;
     int64_t col = 0;
-    for (; col + kDoubles <= slab.cols; col += kDoubles) {
-      const Doubles centres = Load(centre + col);
-      Doubles first = Load(sums + col), second = Load(sums + sums_stride + col);
-      for (int64_t r = row; r < end; ++r) {
-        term.Add(r * slab.stride + col, centres, AsVector(), &first, &second);
+    for (; col + kStep <= slab.cols; col += kStep) {
+      Doubles centres[kVectors], first[kVectors], second[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        centres[v] = Load(centre + col + v * kDoubles);
+        first[v] = Load(sums + col + v * kDoubles);
+        second[v] = Load(sums + sums_stride + col + v * kDoubles);
       }
-      Store(sums + col, first);
-      Store(sums + sums_stride + col, second);
+      for (int64_t r = row; r < end; ++r) {
+        const int64_t i = r * slab.stride + col;
+        term.Prefetch(i + ahead);
+        for (int v = 0; v < kVectors; ++v) {
+          term.Add(i + v * kDoubles, centres[v], AsVector(), &first[v], &second[v]);
+        }
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        Store(sums + col + v * kDoubles, first[v]);
+        Store(sums + sums_stride + col + v * kDoubles, second[v]);
+      }
     }
     for (; col < slab.cols; ++col) {
       for (int64_t r = row; r < end; ++r) {
@@ -141,164 +157,189 @@ void BackwardReduce(const Slab& slab, const T* x, const T* dy, const double* cen
   }
 }
 
-// One term of a table: the same for all columns of the slab, or each column's own.
-template <typename C, Layout layout>
-class Term {
- public:
-  Term(const C* terms, int64_t terms_stride, int term)
-      : column_(terms + term * terms_stride), value_(*column_), vector_(Broadcast(value_)) {}
-  Vector<C> At(int64_t col, Vector<C>*) const {
-    return layout == kOneChannel ? vector_ : Load(column_ + col);
-  }
-  C At(int64_t col, C*) const { return layout == kOneChannel ? value_ : column_[col]; }
+// Load or ToCompute, by the type that is asked for.
+template <typename V, typename T>
+inline V As(const T* p);
+template <>
+inline Vector<float> As(const Half* p) {
+  return Load(p);
+}
+template <>
+inline Vector<float> As(const float* p) {
+  return Load(p);
+}
+template <>
+inline Vector<double> As(const double* p) {
+  return Load(p);
+}
+template <>
+inline float As(const Half* p) {
+  return ToCompute(*p);
+}
+template <>
+inline float As(const float* p) {
+  return *p;
+}
+template <>
+inline double As(const double* p) {
+  return *p;
+}
 
- private:
-  const C* column_;
-  C value_;
-  Vector<C> vector_;
+// The parameters of a slab: single values that hold for all columns, or each column's own.
+template <typename C, Layout layout>
+struct Terms {
+  const C* table;
+  int64_t stride;
+
+  C Get(int term, int64_t col, C*) const {
+    return table[term * stride + (layout == kOneChannel ? 0 : col)];
+  }
+  Vector<C> Get(int term, int64_t col, Vector<C>*) const {
+    const C* p = table + term * stride;
+    return layout == kOneChannel ? Broadcast(*p) : Load(p + col);
+  }
+};
+
+// What Elementwise computes, for a vector of values or a single one, with the terms of a column.
+template <typename V>
+struct ForwardFormula {
+  V mean_high, mean_low, scale, offset;
+
+  template <typename Terms>
+  ForwardFormula(const Terms& terms, int64_t col, V* as = nullptr)
+      : mean_high(terms.Get(kMeanHigh, col, as)),
+        mean_low(terms.Get(kMeanLow, col, as)),
+        scale(terms.Get(kScale, col, as)),
+        offset(terms.Get(kOffset, col, as)) {}
+
+  template <typename T>
+  V operator()(const T* x, const T*) const {
+    return ((As<V>(x) - mean_high) - mean_low) * scale + offset;
+  }
+};
+
+template <typename V>
+struct BatchBackwardFormula {
+  V mean_high, mean_low, scale, slope, shift_high, shift_low;
+
+  template <typename Terms>
+  BatchBackwardFormula(const Terms& terms, int64_t col, V* as = nullptr)
+      : mean_high(terms.Get(kMeanHigh, col, as)),
+        mean_low(terms.Get(kMeanLow, col, as)),
+        scale(terms.Get(kScale, col, as)),
+        slope(terms.Get(kSlope, col, as)),
+        shift_high(terms.Get(kShiftHigh, col, as)),
+        shift_low(terms.Get(kShiftLow, col, as)) {}
+
+  template <typename T>
+  V operator()(const T* x, const T* dy) const {
+    const V centred = (As<V>(x) - mean_high) - mean_low;
+    return scale * ((As<V>(dy) - shift_high) - (centred * slope + shift_low));
+  }
+};
+
+template <typename V>
+struct MovingBackwardFormula {
+  V scale;
+
+  template <typename Terms>
+  MovingBackwardFormula(const Terms& terms, int64_t col, V* as = nullptr)
+      : scale(terms.Get(kScale, col, as)) {}
+
+  template <typename T>
+  V operator()(const T*, const T* dy) const {
+    return scale * As<V>(dy);
+  }
 };
 
 // One result, written as `write` says.
-template <typename T, typename C>
-inline void Put(T* out, C value, Write write) {
+template <Write write, typename T>
+inline void Put(T* out, ParamType<T> value) {
   *out = FromCompute<T>(write == Write::kAdd ? ToCompute(*out) + value : value);
 }
+template <Write write, typename T>
+inline void Put(T* out, Vector<ParamType<T>> v) {
+  if (write == Write::kStream) {
+    Stream(out, v);
+  } else {
+    Store(out, write == Write::kAdd ? Load(out) + v : v);
+  }
+}
 
-// Computes map.At(index, column) for every value of the slab, vectors first, and writes it. Inlined
-// and with the map by value, so that its terms stay in registers.
-template <Write write, typename T, typename Map>
-inline __attribute__((always_inline)) void Elementwise(const Slab& slab, const Map map, T* out) {
+// Computes out = formula(x, dy) for every value of the slab, vectors first.
+template <template <typename> class Formula, Layout layout, Write write, typename T>
+inline void Elementwise(const Slab& slab, const T* x, const T* dy,
+                        const Terms<ParamType<T>, layout> terms, T* out) {
   using C = ParamType<T>;
   constexpr int kLanes = Lanes<C>();
   constexpr uintptr_t kAlignment = kLanes * sizeof(T);
   constexpr int64_t kFetched = 512 / sizeof(T);
-  for (int64_t row = 0; row < slab.rows; ++row) {
+  // Rows at a time: the terms of a column serve all of them. Streams fill line after line.
+  constexpr int64_t kRows = layout == kColumns && write != Write::kStream ? 4 : 1;
+  const Formula<Vector<C>> all(terms, 0);
+  for (int64_t row = 0; row < slab.rows; row += kRows) {
     const int64_t start = row * slab.stride;
+    const int64_t rows = row + kRows <= slab.rows ? kRows : slab.rows - row;
     int64_t col = 0;
-    if (write != Write::kStream && slab.stride > slab.cols) {  // the next row lies far away
+    if (layout == kOneChannel && write != Write::kStream) {  // the next row lies far away
       for (int64_t j = 0; j < kFetched && j < slab.cols; j += 64 / sizeof(T)) {
         __builtin_prefetch(out + start + slab.stride + j, 1);
       }
     }
-    if (write == Write::kStream) {
-      for (; col < slab.cols && reinterpret_cast<uintptr_t>(out + start + col) % kAlignment;
-           ++col) {
-        Put(out + start + col, map.template At<C>(start + col, col), write);
+    const auto rest = [&](int64_t to) {
+      for (; col < to; ++col) {
+        const Formula<C> formula(terms, col);
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t i = start + r * slab.stride + col;
+          Put<write>(out + i, formula(x + i, dy + i));
+        }
       }
+    };
+    if (write == Write::kStream) {
+      const uintptr_t over = reinterpret_cast<uintptr_t>(out + start) % kAlignment;
+      rest(over == 0 ? 0 : static_cast<int64_t>((kAlignment - over) / sizeof(T)));
     }
     for (; col + kLanes <= slab.cols; col += kLanes) {
-      Vector<C> v = map.template At<Vector<C>>(start + col, col);
-      if (write == Write::kAdd) v += Load(out + start + col);
-      if (write == Write::kStream) {
-        Stream(out + start + col, v);
-      } else {
-        Store(out + start + col, v);
+      const Formula<Vector<C>> formula =
+          layout == kOneChannel ? all : Formula<Vector<C>>(terms, col);
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t i = start + r * slab.stride + col;
+        Put<write>(out + i, formula(x + i, dy + i));
       }
     }
-    for (; col < slab.cols; ++col) {
-      Put(out + start + col, map.template At<C>(start + col, col), write);
-    }
+    rest(slab.cols);
   }
   if (write == Write::kStream) _mm_sfence();  // before other threads are told
 }
 
-// Load or ToCompute, by the type that is asked for.
-template <typename T>
-inline Vector<ParamType<T>> LoadAs(const T* p, Vector<ParamType<T>>*) {
-  return Load(p);
-}
-template <typename T>
-inline ParamType<T> LoadAs(const T* p, ParamType<T>*) {
-  return ToCompute(*p);
-}
-
-template <typename T, Layout layout>
-struct ForwardMap {
-  using C = ParamType<T>;
-  const T* x;
-  Term<C, layout> mean_high, mean_low, scale, offset;
-
-  ForwardMap(const T* x, const C* terms, int64_t stride)
-      : x(x),
-        mean_high(terms, stride, kMeanHigh),
-        mean_low(terms, stride, kMeanLow),
-        scale(terms, stride, kScale),
-        offset(terms, stride, kOffset) {}
-
-  template <typename V>
-  V At(int64_t i, int64_t col) const {
-    V* as = nullptr;
-    const V centred = (LoadAs(x + i, as) - mean_high.At(col, as)) - mean_low.At(col, as);
-    return centred * scale.At(col, as) + offset.At(col, as);
-  }
-};
-
-template <typename T, Layout layout>
-struct BatchBackwardMap {
-  using C = ParamType<T>;
-  const T* x;
-  const T* dy;
-  Term<C, layout> mean_high, mean_low, scale, slope, shift_high, shift_low;
-
-  BatchBackwardMap(const T* x, const T* dy, const C* terms, int64_t stride)
-      : x(x),
-        dy(dy),
-        mean_high(terms, stride, kMeanHigh),
-        mean_low(terms, stride, kMeanLow),
-        scale(terms, stride, kScale),
-        slope(terms, stride, kSlope),
-        shift_high(terms, stride, kShiftHigh),
-        shift_low(terms, stride, kShiftLow) {}
-
-  template <typename V>
-  V At(int64_t i, int64_t col) const {
-    V* as = nullptr;
-    const V centred = (LoadAs(x + i, as) - mean_high.At(col, as)) - mean_low.At(col, as);
-    const V shifted = LoadAs(dy + i, as) - shift_high.At(col, as);
-    return scale.At(col, as) * (shifted - (centred * slope.At(col, as) + shift_low.At(col, as)));
-  }
-};
-
-template <typename T, Layout layout>
-struct MovingBackwardMap {
-  using C = ParamType<T>;
-  const T* dy;
-  Term<C, layout> scale;
-
-  template <typename V>
-  V At(int64_t i, int64_t col) const {
-    V* as = nullptr;
-    return scale.At(col, as) * LoadAs(dy + i, as);
-  }
-};
-
-template <typename T, typename Map>
-inline __attribute__((always_inline)) void Elementwise(const Slab& slab, const Map map, T* out,
-                                                       Write write) {
+template <template <typename> class Formula, Layout layout, typename T>
+void Elementwise(const Slab& slab, const T* x, const T* dy, const ParamType<T>* table,
+                 int64_t stride, T* out, Write write) {
   // Rows shorter than a few cache lines would leave too many lines half written.
   constexpr int64_t kLeastStreamed = 256 / sizeof(T);
+  const Terms<ParamType<T>, layout> terms{table, stride};
   if (write == Write::kAdd) {
-    Elementwise<Write::kAdd>(slab, map, out);
+    Elementwise<Formula, layout, Write::kAdd>(slab, x, dy, terms, out);
   } else if (write == Write::kStream && slab.cols >= kLeastStreamed) {
-    Elementwise<Write::kStream>(slab, map, out);
+    Elementwise<Formula, layout, Write::kStream>(slab, x, dy, terms, out);
   } else {
-    Elementwise<Write::kStore>(slab, map, out);
+    Elementwise<Formula, layout, Write::kStore>(slab, x, dy, terms, out);
   }
 }
 
 template <typename T, Layout layout>
 void Forward(const Slab& slab, const T* x, const ParamType<T>* terms, int64_t terms_stride, T* y,
              Write write) {
-  Elementwise(slab, ForwardMap<T, layout>(x, terms, terms_stride), y, write);
+  Elementwise<ForwardFormula, layout>(slab, x, x, terms, terms_stride, y, write);
 }
 
 template <typename T, Layout layout>
 void Backward(const Slab& slab, const T* x, const T* dy, const ParamType<T>* terms,
               int64_t terms_stride, T* dx, Write write) {
   if (x != nullptr) {
-    Elementwise(slab, BatchBackwardMap<T, layout>(x, dy, terms, terms_stride), dx, write);
+    Elementwise<BatchBackwardFormula, layout>(slab, x, dy, terms, terms_stride, dx, write);
   } else {
-    Elementwise(slab, MovingBackwardMap<T, layout>{dy, {terms, terms_stride, kScale}}, dx, write);
+    Elementwise<MovingBackwardFormula, layout>(slab, dy, dy, terms, terms_stride, dx, write);
   }
 }
 

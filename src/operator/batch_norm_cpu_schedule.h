@@ -23,7 +23,7 @@ constexpr int64_t kPieceValues = 1 << 16;  // about so many values are summed in
 constexpr int64_t kShortRow = 16;      // rows below this are not worth a vector loop of their own
 constexpr int64_t kTileColumns = 512;  // whose sums stay in the first-level cache
 constexpr int64_t kMaxBlock = 16;      // channels that oneDNN keeps together
-constexpr int64_t kMinRows = 64;       // of a block, so that its sums are few beside its values
+constexpr int64_t kMinRows = 128;      // of a block, so that its sums are few beside its values
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -194,7 +194,15 @@ class ColumnSchedule {
     return repeats * period;
   }
 
-  int64_t Channel(int64_t col) const { return col / view_.inner % view_.channels; }
+  // Gives every column the value of its channel.
+  template <typename V>
+  void Spread(const V* by_channel, V* by_column) const {
+    for (int64_t col = 0; col < width_;) {
+      for (int64_t c = 0; c < view_.channels; ++c) {
+        for (int64_t i = 0; i < view_.inner; ++i) by_column[col++] = by_channel[c];
+      }
+    }
+  }
 
   // Calls f(block, slab, offset, first column) for every block of rows and tile of columns.
   template <typename F>
@@ -211,23 +219,30 @@ class ColumnSchedule {
 
   void ReduceAll() {
     crew_.Do(view_.channels, [this](int64_t c) { pass_->Start(c); });
-    const double* centre = pass_->centre();
     std::vector<double> centres(static_cast<size_t>(width_));
-    for (int64_t col = 0; col < width_; ++col) centres[col] = centre[Channel(col)];
+    Spread(pass_->centre(), centres.data());
     // By block, then the two sums, then the column.
     std::vector<double> parts(static_cast<size_t>(2 * blocks_ * width_));
     ForEachSlab([&](int64_t block, const Slab& slab, int64_t offset, int64_t col) {
       pass_->Reduce(kColumns, slab, offset, &centres[col], &parts[2 * block * width_ + col],
                     width_);
     });
+    // Over the blocks first, into those of the first one, in the order of memory; then over the
+    // columns of a channel.
+    crew_.Do(CeilDiv(2 * width_, kTileColumns), [&](int64_t tile) {
+      const int64_t end = std::min((tile + 1) * kTileColumns, 2 * width_);
+      for (int64_t block = 1; block < blocks_; ++block) {
+        const double* part = &parts[2 * block * width_];
+        for (int64_t i = tile * kTileColumns; i < end; ++i) parts[i] += part[i];
+      }
+    });
     const int64_t period = view_.channels * view_.inner;
     crew_.Do(view_.channels, [&](int64_t c) {
       double sums[2] = {0, 0};
-      for (int64_t i = 0; i < 2 * blocks_; ++i) {
-        for (int64_t start = c * view_.inner; start < width_; start += period) {
-          for (int64_t col = start; col < start + view_.inner; ++col) {
-            sums[i % 2] += parts[i * width_ + col];
-          }
+      for (int64_t start = c * view_.inner; start < width_; start += period) {
+        for (int64_t col = start; col < start + view_.inner; ++col) {
+          sums[0] += parts[col];
+          sums[1] += parts[width_ + col];
         }
       }
       pass_->Finish(c, sums);
@@ -238,9 +253,7 @@ class ColumnSchedule {
     using C = typename Pass::C;
     std::vector<C> terms(static_cast<size_t>(Pass::kTerms * width_));
     for (int64_t term = 0; term < Pass::kTerms; ++term) {
-      for (int64_t col = 0; col < width_; ++col) {
-        terms[term * width_ + col] = pass_->terms()[term * view_.channels + Channel(col)];
-      }
+      Spread(pass_->terms() + term * view_.channels, &terms[term * width_]);
     }
     ForEachSlab([&](int64_t, const Slab& slab, int64_t offset, int64_t col) {
       pass_->Apply(kColumns, slab, offset, &terms[col], width_);
