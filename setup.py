@@ -12,6 +12,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # pip does not look in this folder
+import build_images
+
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
 except ImportError:  # before setuptools 70.1
@@ -26,6 +29,7 @@ COMMON = ["-std=c++14", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wal
 MXNET_FILES = [
     "batch_norm.cc",
     "batch_norm_compute.cc",
+    "batch_norm_gpu_compute.cc",
     "batch_norm_infer.cc",
     "batch_norm_onednn.cc",
     "mxnet_abi.cc",
@@ -46,7 +50,13 @@ FILE_FLAGS = {
 }
 
 # Files of plain pointers.
-PLAIN_FILES = ["batch_norm_cpu.cc", "batch_norm_cpu_select.cc"]
+PLAIN_FILES = [
+    "batch_norm_cpu.cc",
+    "batch_norm_cpu_select.cc",
+    "batch_norm_gpu.cc",
+    "cuda_driver.cc",
+    "gpu_exports.cc",
+]
 
 # The kernels, once per instruction set.
 KERNELS = "batch_norm_cpu_kernels.cc"
@@ -100,6 +110,10 @@ class BuildLibrary(build_ext):
                 f"the C++ compiler {compiler[0]} was not found. Install one, for example with "
                 "'apt-get install g++', or name one in the environment variable CXX"
             )
+        try:
+            build_images.find_nvrtc()
+        except build_images.ImageError as error:
+            fail(error)
         mxnet = mxnet_folder()
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,43 +121,41 @@ class BuildLibrary(build_ext):
         headers = [mxnet / "include", mxnet / "include" / "mkldnn"]
         include = [f"-isystem{folder}" for folder in headers] + [f"-ffile-prefix-map={mxnet}=mxnet"]
         jobs = [
-            (name, Path(name).stem, [*MXNET_FLAGS, *FILE_FLAGS.get(name, []), *include])
+            (SOURCES / name, Path(name).stem, [*MXNET_FLAGS, *FILE_FLAGS.get(name, []), *include])
             for name in MXNET_FILES
         ]
-        jobs += [(name, Path(name).stem, []) for name in PLAIN_FILES]
+        jobs += [(SOURCES / name, Path(name).stem, []) for name in PLAIN_FILES]
         for instruction_set, flags in INSTRUCTION_SETS.items():
             definition = f"-DMXBN_INSTRUCTION_SET={instruction_set}"
             stem = f"{Path(KERNELS).stem}_{instruction_set}"
-            jobs.append((KERNELS, stem, [*KERNEL_FLAGS, definition, *flags]))
+            jobs.append((SOURCES / KERNELS, stem, [*KERNEL_FLAGS, definition, *flags]))
+
+        def run(command):
+            print(*command, flush=True)
+            subprocess.run(command, check=True)
+
+        def make_image(image):
+            run([sys.executable, build_images.__file__, image, str(folder)])
 
         def compile_one(job):
-            name, stem, flags = job
-            target = folder / f"{stem}.o"
+            source, stem, flags = job
+            target = str(folder / f"{stem}.o")
             more = os.environ.get("CXXFLAGS", "").split()
-            command = [
-                *compiler,
-                *COMMON,
-                *flags,
-                *more,
-                "-c",
-                str(SOURCES / name),
-                "-o",
-                str(target),
-            ]
-            print(" ".join(command), flush=True)
-            subprocess.run(command, check=True)
-            return str(target)
+            run([*compiler, *COMMON, *flags, *more, "-c", str(source), "-o", target])
+            return target
 
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
+                images = pool.map(make_image, build_images.IMAGES)
                 objects = list(pool.map(compile_one, jobs))
+                list(images)  # raises what went wrong
+            source = build_images.write_source(folder)
+            objects.append(compile_one((source, source.stem, [f"-I{SOURCES}"])))
             target = Path(self.get_ext_fullpath(extension.name))
             target.parent.mkdir(parents=True, exist_ok=True)
-            libraries = ["-L" + str(mxnet), "-l:libmxnet.so"]
+            libraries = ["-L" + str(mxnet), "-l:libmxnet.so", "-ldl"]
             more = os.environ.get("LDFLAGS", "").split()
-            subprocess.run(
-                [*compiler, *LINK_FLAGS, *objects, *libraries, *more, "-o", str(target)], check=True
-            )
+            run([*compiler, *LINK_FLAGS, *objects, *libraries, *more, "-o", str(target)])
         except subprocess.CalledProcessError as error:
             fail(f"building libmxbn.so failed: {' '.join(map(str, error.cmd))}")
 

@@ -35,6 +35,7 @@ SYMBOLS = (
     "_ZNK5mxnet7NDArray15Reorder2DefaultEv",
     "_ZNK5mxnet7NDArray5Chunk9IsDefaultEv",
     "_ZNK5mxnet7NDArray8SetTBlobEv",
+    "_ZNK5mxnet8Resource18get_space_internalEm",
     "_ZN5mxnet2op8MakeNodeEPKcRKSsPKSt6vectorIN4nnvm9NodeEntryESaIS7_EEPKSt13unordered_mapI"
     "SsSsSt4hashISsESt8equal_toISsESaISt4pairIS3_SsEEEPKSt10shared_ptrINS6_4NodeEE",
 )
@@ -63,7 +64,7 @@ def instruction_set() -> str:
         ``'avx512'``, ``'avx2'`` or ``'baseline'``. The environment variable
         ``MXBN_INSTRUCTION_SET``, read at the first call, asks for less than the processor has.
     """
-    name: bytes = _function("mxbn_instruction_set", ctypes.c_char_p)()
+    name: bytes = function("mxbn_instruction_set", ctypes.c_char_p)()
     return name.decode()
 
 
@@ -75,7 +76,18 @@ def use_onednn_layouts(use: bool) -> None:
     use : bool
         Take it as it is, which is the default, or bring it into MXNet's plain layout first.
     """
-    _function("mxbn_use_onednn_layouts")(int(use))
+    function("mxbn_use_onednn_layouts")(int(use))
+
+
+def uses_onednn_layouts() -> bool:
+    """Return what `use_onednn_layouts` chose.
+
+    Returns
+    -------
+    bool
+        Whether data in oneDNN's layouts is taken as it is.
+    """
+    return bool(function("mxbn_uses_onednn_layouts")())
 
 
 def onednn_layout_passes() -> int:
@@ -86,7 +98,7 @@ def onednn_layout_passes() -> int:
     int
         Since the library was loaded.
     """
-    return int(_function("mxbn_onednn_layout_passes", ctypes.c_int64)())
+    return int(function("mxbn_onednn_layout_passes", ctypes.c_int64)())
 
 
 def same_context_and_known_shapes(arrays: Any) -> bool:
@@ -103,11 +115,25 @@ def same_context_and_known_shapes(arrays: Any) -> bool:
         False calls for a closer look.
     """
     handles = (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
-    return bool(_function("mxbn_same_context_and_known_shapes")(handles, len(arrays)))
+    return bool(function("mxbn_same_context_and_known_shapes")(handles, len(arrays)))
 
 
 @lru_cache(maxsize=None)
-def _function(name: str, result: Any = ctypes.c_int) -> Any:
+def function(name: str, result: Any = ctypes.c_int) -> Any:
+    """Return a function that libmxbn.so exports.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    result : ctypes type, default c_int
+        What it returns; None: nothing.
+
+    Returns
+    -------
+    callable
+        To be called with ctypes values.
+    """
     function = getattr(ctypes.CDLL(str(LIBRARY)), name)
     function.restype = result
     return function

@@ -104,8 +104,8 @@ def run() -> str | None:
     str or None
         The first value that is wrong, in words.
     """
-    # Whichever mode the importing code is in.
-    with mx.util.np_array(False), mx.util.np_shape(False), mx.autograd.pause():
+    # Whichever mode and context the importing code is in.
+    with mx.cpu(), mx.util.np_array(False), mx.util.np_shape(False), mx.autograd.pause():
         try:
             return (
                 _compare("training", _run("float32", True, nd.BatchNorm), BATCH)
@@ -133,7 +133,7 @@ def run_onednn_layouts() -> str | None:
     str or None
         The first value that is wrong, in words.
     """
-    with mx.util.np_array(False), mx.util.np_shape(False), mx.autograd.pause():
+    with mx.cpu(), mx.util.np_array(False), mx.util.np_shape(False), mx.autograd.pause():
         try:
             found = _between_convolutions()
             _library.use_onednn_layouts(False)

@@ -4,6 +4,25 @@ import contextlib
 
 import mxnet as mx
 import pytest
+from device import IS_FAKE, ON_GPU
+
+MARKERS = {
+    "cpu": "is about the CPU, or about no context at all",
+    "mxnet_operators": "needs MXNet's own operators, which the fake GPU lacks",
+}
+
+
+def pytest_configure(config):
+    for marker, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{marker}: {meaning}")
+
+
+def pytest_collection_modifyitems(items):
+    skipped = {"cpu": ON_GPU, "mxnet_operators": ON_GPU and IS_FAKE}
+    for item in items:
+        for marker, meaning in MARKERS.items():
+            if skipped[marker] and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=meaning))
 
 
 @pytest.fixture(autouse=True)

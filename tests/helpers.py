@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
+from device import CONTEXT, ON_GPU, OTHER_CONTEXT  # noqa: F401
 
 import mxbn
 from mxbn import reference
@@ -128,10 +129,11 @@ def same_bits(got, want):
 
 
 def run_script(code, timeout=100, **environment):
-    """Run code in a process of its own, which can import helpers."""
+    """Run code in a process of its own, which can import helpers, on the same default context."""
+    default = "import device\n" if ON_GPU else ""
     path = [os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH")]
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        [sys.executable, "-W", "ignore", "-c", default + textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in path if p), **environment},
         timeout=timeout,
         capture_output=True,

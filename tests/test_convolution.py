@@ -3,7 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import check, nd
+from helpers import CONTEXT, check, nd
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -96,7 +96,7 @@ class Case:
             return call
 
         request = "null" if way == "bound_for_inference" else "write"
-        executor = self.net(mx.sym.var("x")).simple_bind(mx.cpu(), grad_req=request, x=self.x.shape)
+        executor = self.net(mx.sym.var("x")).simple_bind(CONTEXT, grad_req=request, x=self.x.shape)
         parameters = {name: p.data() for name, p in self.net.collect_params().items()}
         executor.copy_params_from({**parameters, "x": self.x}, parameters, allow_extra_params=True)
         self.statistics = lambda: [value.asnumpy() for value in executor.aux_arrays]

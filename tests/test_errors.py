@@ -6,7 +6,7 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import HYBRIDIZE, numpy_of, run_script, same_bits
+from helpers import CONTEXT, HYBRIDIZE, OTHER_CONTEXT, numpy_of, run_script, same_bits
 
 import mxbn
 
@@ -241,17 +241,19 @@ def test_nd_sparse_parameter(name):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_nd_mixed_contexts(name):
     check_nd(
-        f"{name} is on cpu(1), expected cpu(0), where data is", **{name: ones(4, ctx=mx.cpu(1))}
+        f"{name} is on {OTHER_CONTEXT}, expected {CONTEXT}, where data is",
+        **{name: ones(4, ctx=OTHER_CONTEXT)},
     )
 
 
 def test_nd_mixed_contexts_of_data():
-    check_nd("gamma is on cpu(0), expected cpu(1), where data is", data=ones(SHAPE, ctx=mx.cpu(1)))
+    message = f"gamma is on {CONTEXT}, expected {OTHER_CONTEXT}, where data is"
+    check_nd(message, data=ones(SHAPE, ctx=OTHER_CONTEXT))
 
 
 def test_nd_other_context():
-    given = {name: array.as_in_context(mx.cpu(1)) for name, array in inputs().items()}
-    assert mxbn.nd.BatchNorm(**given).context == mx.cpu(1)
+    given = {name: array.as_in_context(OTHER_CONTEXT) for name, array in inputs().items()}
+    assert mxbn.nd.BatchNorm(**given).context == OTHER_CONTEXT
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -370,7 +372,7 @@ def check_bound(symbol, message, shape=SHAPE, dtype="float32"):
     assert f"Error in operator bn: mxbn: BatchNorm: {message}" in str(error.value)
     for requests in ("null", "write"):
         with pytest.raises(RuntimeError) as error:  # MXNet's simple_bind makes it one
-            symbol.simple_bind(mx.cpu(), grad_req=requests, data=shape, type_dict={"data": dtype})
+            symbol.simple_bind(CONTEXT, grad_req=requests, data=shape, type_dict={"data": dtype})
         assert f"mxbn: BatchNorm: {message}" in str(error.value)
     works()
 
@@ -424,7 +426,7 @@ def test_symbol_without_channels_or_dimensions():
 def test_symbol_sparse(name, stype):
     symbol = symbol_with(**{name: {"stype": stype}})
     with pytest.raises(RuntimeError) as error:
-        symbol.simple_bind(mx.cpu(), data=(8, 4))
+        symbol.simple_bind(CONTEXT, data=(8, 4))
     assert f"mxbn: BatchNorm: {name} has storage type {stype}, expected default" in str(error.value)
     works()
 
@@ -439,7 +441,7 @@ def test_symbol_of_unknown_shape():
     assert arguments[1:] == [(4,), (4,)]
     assert outputs == [(0, 4, 0, 0)]
     with pytest.raises(RuntimeError, match=r"cannot decide shapes for (.|\n)*data: None"):
-        symbol.simple_bind(mx.cpu())
+        symbol.simple_bind(CONTEXT)
     works()
 
 
@@ -448,7 +450,7 @@ def bind(**changed):
     arguments = {name: given[name] for name in INPUTS[:3]}
     states = {name: given[name] for name in INPUTS[3:]}
     names = {name: {} for name in INPUTS}
-    return symbol_with(**names).bind(mx.cpu(), arguments, aux_states=states), given
+    return symbol_with(**names).bind(CONTEXT, arguments, aux_states=states), given
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -485,8 +487,8 @@ def test_bind_sparse():
 
 def test_bind_other_context():
     """Refused by MXNet itself."""
-    with pytest.raises(MXNetError, match=r"Input array is in cpu\(1\)"):
-        bind(gamma=ones(4, ctx=mx.cpu(1)))
+    with pytest.raises(MXNetError, match=rf"Input array is in {OTHER_CONTEXT.device_type}\(1\)"):
+        bind(gamma=ones(4, ctx=OTHER_CONTEXT))
     works()
 
 

@@ -7,7 +7,18 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import HYBRIDIZE, MODES, arrays, check, draw, nd, right, same_bits
+from helpers import (
+    CONTEXT,
+    HYBRIDIZE,
+    MODES,
+    OTHER_CONTEXT,
+    arrays,
+    check,
+    draw,
+    nd,
+    right,
+    same_bits,
+)
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -604,7 +615,7 @@ def test_running_statistics_can_be_written_in_place():
 @hybrid
 @pytest.mark.parametrize("deferred", [True, False])
 def test_several_contexts_with_trainer(hybridize, deferred):
-    contexts = [mx.cpu(0), mx.cpu(1)]
+    contexts = [CONTEXT, OTHER_CONTEXT]
     layer = run_as(mxbn.gluon.BatchNorm(in_channels=0 if deferred else 3), hybridize)
     layer.initialize(ctx=contexts)
     trainer = mx.gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 0.25})

@@ -334,7 +334,13 @@ def test_library_shows_nothing_else():
         "mxbn_instruction_set",
         "mxbn_same_context_and_known_shapes",
         "mxbn_use_onednn_layouts",
+        "mxbn_uses_onednn_layouts",
         "mxbn_onednn_layout_passes",
+        "mxbn_gpu_count",
+        "mxbn_gpu_describe",
+        "mxbn_gpu_plan",
+        "mxbn_gpu_forward",
+        "mxbn_gpu_backward",
     }
 
 

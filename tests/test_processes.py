@@ -31,7 +31,7 @@ def use(shape=(6, 5, 4, 3), axis=1, dtype="float32", units=16):
         b = arrays(d)
         symbol = mxbn.sym.BatchNorm(mx.sym.var("data"), name="bn", axis=axis, **flags)
         executor = symbol.bind(
-            mx.cpu(), [b.x, b.gamma, b.beta], [b.x.grad, b.gamma.grad, b.beta.grad],
+            CONTEXT, [b.x, b.gamma, b.beta], [b.x.grad, b.gamma.grad, b.beta.grad],
             "write", [b.moving_mean, b.moving_var],
         )
         output = executor.forward(is_train=train)[0]
@@ -99,7 +99,7 @@ for forced in (None, "True", "False"):
             symbol = mx.sym.Activation(symbol + 100, act_type="relu")
         if way == "executor":
             executor = symbol.bind(
-                mx.cpu(), [a.x, a.gamma, a.beta], [a.x.grad, a.gamma.grad, a.beta.grad],
+                CONTEXT, [a.x, a.gamma, a.beta], [a.x.grad, a.gamma.grad, a.beta.grad],
                 "write", [a.moving_mean, a.moving_var],
             )
             executor.forward(is_train=True)
@@ -230,7 +230,7 @@ except ValueError:
 """,
     "after the error of a bind": """
 try:
-    mxbn.sym.BatchNorm(mx.sym.var("x"), name="bn").simple_bind(mx.cpu(), x=(8,))
+    mxbn.sym.BatchNorm(mx.sym.var("x"), name="bn").simple_bind(CONTEXT, x=(8,))
 except RuntimeError:
     print("refused")
 """,
@@ -238,13 +238,13 @@ except RuntimeError:
     "after an error in the engine": """
 a, zero = mx.nd.ones(4), mx.nd.array(np.zeros(0))
 symbol = mxbn.sym.BatchNorm(mx.sym.var("data"), name="bn")
-executor = symbol.bind(mx.cpu(), [mx.nd.ones((8, 4)), zero, a], aux_states=[a, a])
+executor = symbol.bind(CONTEXT, [mx.nd.ones((8, 4)), zero, a], aux_states=[a, a])
 executor.forward(is_train=True)
 """,
     "after an error in the engine, caught": """
 a, zero = mx.nd.ones(4), mx.nd.array(np.zeros(0))
 symbol = mxbn.sym.BatchNorm(mx.sym.var("data"), name="bn")
-executor = symbol.bind(mx.cpu(), [mx.nd.ones((8, 4)), zero, a], aux_states=[a, a])
+executor = symbol.bind(CONTEXT, [mx.nd.ones((8, 4)), zero, a], aux_states=[a, a])
 try:
     executor.forward(is_train=True)[0].asnumpy()
 except mx.base.MXNetError:
@@ -275,7 +275,7 @@ net.initialize()
 net.hybridize(static_alloc=True)
 with mx.autograd.record():
     y = net(mx.nd.ones((8, 4)))
-builtins.kept = net, y, mxbn.sym.BatchNorm(mx.sym.var("x")).simple_bind(mx.cpu(), x=(8, 4))
+builtins.kept = net, y, mxbn.sym.BatchNorm(mx.sym.var("x")).simple_bind(CONTEXT, x=(8, 4))
 """,
 }
 

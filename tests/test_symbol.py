@@ -5,7 +5,7 @@ import itertools
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import MODES, check, draw, nd, right, run_script, same_bits
+from helpers import CONTEXT, MODES, OTHER_CONTEXT, check, draw, nd, right, run_script, same_bits
 
 import mxbn
 
@@ -37,7 +37,7 @@ def filled(executor, d):
 def bound(d, grad_req="write", **attributes):
     s = symbol(axis=d.axis, **attributes)
     types = {"x": d.dtype}
-    return filled(s.simple_bind(mx.cpu(), grad_req=grad_req, type_dict=types, x=d.shape), d)
+    return filled(s.simple_bind(CONTEXT, grad_req=grad_req, type_dict=types, x=d.shape), d)
 
 
 def check_statistics(aux, want, units=4):
@@ -119,7 +119,7 @@ def test_requests_per_argument(requests, fix_gamma):
     attributes = {"fix_gamma": fix_gamma, "use_batch_stats": True}
     gradients = {name: mx.nd.full(d.shape if name == "x" else (3,), 0.5) for name in ARGUMENTS}
     executor = symbol(**attributes).bind(
-        mx.cpu(),
+        CONTEXT,
         values_of(d, ARGUMENTS),
         args_grad=gradients,
         grad_req=dict(zip(ARGUMENTS, requests)),
@@ -163,7 +163,7 @@ def test_reshape_to_another_batch(is_train, allow_up_sizing):
 def test_executor_that_shares_memory(is_train):
     d, other = draw((6, 3, 4), seed=9), draw((4, 3, 4), seed=10)
     first = bound(d)
-    second = symbol().simple_bind(mx.cpu(), grad_req="write", shared_exec=first, x=other.shape)
+    second = symbol().simple_bind(CONTEXT, grad_req="write", shared_exec=first, x=other.shape)
     filled(second, other)
     for executor, each in ((first, d), (second, other)):
         want = right(each, is_train, fix_gamma=False)
@@ -180,9 +180,11 @@ def test_context_groups(is_train):
     with mx.AttrScope(ctx_group="other"):
         s = symbol()
     s = mx.sym.negative(s)
-    executor = s.simple_bind(mx.cpu(0), grad_req="write", group2ctx={"other": mx.cpu(1)}, x=d.shape)
+    executor = s.simple_bind(
+        CONTEXT, grad_req="write", group2ctx={"other": OTHER_CONTEXT}, x=d.shape
+    )
     filled(executor, d)
-    assert executor.aux_dict["bn_moving_mean"].context == mx.cpu(1)
+    assert executor.aux_dict["bn_moving_mean"].context == OTHER_CONTEXT
     want = right(d, is_train, fix_gamma=False)
     check(executor.forward(is_train=is_train)[0], -want.output, what="output")
     executor.backward([nd(-d.dy)])
@@ -194,7 +196,7 @@ def check_mirrored(is_train):
     """Train with a symbol whose forward MXNet repeats in backward, to save memory."""
     d = draw((6, 3, 4), seed=12)
     executor = symbol(data=mx.sym.negative(mx.sym.var("x"))).simple_bind(
-        mx.cpu(), grad_req="write", x=d.shape
+        CONTEXT, grad_req="write", x=d.shape
     )
     filled(executor, d)
     executor.arg_dict["x"][:] = nd(-d.x)
@@ -233,7 +235,7 @@ def test_numeric_gradient(mode, fix_gamma, axis):
     s = mx.sym.make_loss(s)
     arguments = {**values_of(d, ARGUMENTS), "weights": weights}
     executor = s.simple_bind(
-        mx.cpu(), grad_req="write", type_dict={"x": "float64"}, x=d.shape, weights=d.shape
+        CONTEXT, grad_req="write", type_dict={"x": "float64"}, x=d.shape, weights=d.shape
     )
     executor.copy_params_from(arguments, values_of(d, STATISTICS))
     executor.forward(is_train=is_train)
@@ -307,7 +309,7 @@ def test_one_variable_shared_by_two_symbols():
               for key in ("gamma", "beta", "moving_mean", "moving_var")}  # fmt: skip
     s = symbol(symbol(**shared, name="first"), **shared, name="second")
     assert inputs_of(s) == [*ARGUMENTS, *STATISTICS]
-    executor = s.simple_bind(mx.cpu(), type_dict={"x": "float64"}, x=d.shape)
+    executor = s.simple_bind(CONTEXT, type_dict={"x": "float64"}, x=d.shape)
     filled(executor, d)
     first = right(d, True, fix_gamma=False)
     between = draw(d.shape, dtype="float64")
@@ -392,11 +394,11 @@ def test_output_mean_var_outputs_by_name():
         want = right(d, is_train, fix_gamma=False)
         values = {"bn_output": want.output, "bn_mean": want.mean, "bn_var": want.inv_std}
         for name, value in values.items():
-            executor = filled(s[name].simple_bind(mx.cpu(), grad_req="null", x=d.shape), d)
+            executor = filled(s[name].simple_bind(CONTEXT, grad_req="null", x=d.shape), d)
             check(executor.forward(is_train=is_train)[0], value, what=name)
             inner = mx.sym.relu(s[name]).get_internals()[name]
             assert inner.list_outputs() == [name]
-        executor = filled(s.simple_bind(mx.cpu(), grad_req="write", x=d.shape), d)
+        executor = filled(s.simple_bind(CONTEXT, grad_req="write", x=d.shape), d)
         executor.forward(is_train=is_train)
         for name, value in values.items():
             check(executor.output_dict[name], value, what=name)
@@ -469,7 +471,7 @@ def test_wrong_shapes_and_types_are_refused():
 
 
 def module_of(s, d, for_training=True, context=None, kind=mxbn.Module, **bind):
-    module = kind(s, data_names=["x"], label_names=None, context=context or mx.cpu())
+    module = kind(s, data_names=["x"], label_names=None, context=context or CONTEXT)
     module.bind([("x", d.shape)], for_training=for_training, **bind)
     module.init_params(arg_params=values_of(d, ARGUMENTS[1:]), aux_params=values_of(d, STATISTICS))
     mx.nd.waitall()
@@ -527,7 +529,7 @@ def test_module_update(fix_gamma):
 
 def test_module_on_several_contexts():
     d = draw((8, 3, 4), seed=19)
-    module = module_of(symbol(), d, context=[mx.cpu(0), mx.cpu(1)], inputs_need_grad=True)
+    module = module_of(symbol(), d, context=[CONTEXT, OTHER_CONTEXT], inputs_need_grad=True)
     module.init_optimizer(optimizer_params={"learning_rate": 0.25, "rescale_grad": 1.0})
     halves = []
     for x, dy in zip(np.split(d.x, 2), np.split(d.dy, 2)):
@@ -571,7 +573,7 @@ def test_module_reshapes_to_another_batch():
 def test_modules_that_share_their_parameters():
     d, other = draw((6, 3, 4), seed=22), draw((4, 3, 4), seed=23)
     first = module_of(symbol(), d)
-    second = mxbn.Module(symbol(), data_names=["x"], label_names=None)
+    second = mxbn.Module(symbol(), data_names=["x"], label_names=None, context=CONTEXT)
     second.bind([("x", other.shape)], shared_module=first)
     other.gamma, other.beta = d.gamma, d.beta
     for module, each in ((first, d), (second, other), (first, d)):
@@ -591,7 +593,7 @@ def test_bucketing_module():
 
     draws = {length: draw((4, 3, length), seed=length) for length in (8, 5, 3)}
     d = draws[8]
-    module = mx.mod.BucketingModule(sym_gen, default_bucket_key=8)
+    module = mx.mod.BucketingModule(sym_gen, default_bucket_key=8, context=CONTEXT)
     module.bind([("x", d.shape)])
     module.init_params(arg_params=values_of(d, ARGUMENTS[1:]), aux_params=values_of(d, STATISTICS))
     module.init_optimizer(optimizer_params={"learning_rate": 0.25, "rescale_grad": 1.0})
@@ -645,7 +647,7 @@ def test_save_checkpoint_right_after_forward(tmp_path):
 
 
 def test_get_params_before_binding_and_initialising():
-    module = mxbn.Module(symbol(), data_names=["x"], label_names=None)
+    module = mxbn.Module(symbol(), data_names=["x"], label_names=None, context=CONTEXT)
     with pytest.raises(AssertionError):
         module.get_params()
     module.bind([("x", (2, 3))])
@@ -656,7 +658,9 @@ def test_get_params_before_binding_and_initialising():
 def test_module_load_gives_an_mxbn_module(tmp_path):
     d = draw((6, 3, 4), seed=26)
     module_of(symbol(), d).save_checkpoint(str(tmp_path / "net"), 2)
-    module = mxbn.Module.load(str(tmp_path / "net"), 2, data_names=["x"], label_names=None)
+    module = mxbn.Module.load(
+        str(tmp_path / "net"), 2, data_names=["x"], label_names=None, context=CONTEXT
+    )
     assert type(module) is mxbn.Module
     module.bind([("x", d.shape)], for_training=False)
     for is_train in (False, True):

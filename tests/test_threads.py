@@ -7,7 +7,7 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import arrays, call, check, draw, right, run_script, same_bits
+from helpers import CONTEXT, arrays, call, check, draw, right, run_script, same_bits
 
 import mxbn
 
@@ -168,7 +168,7 @@ def test_every_thread_its_own_hybridized_layer_or_executor(static):
             graph = mx.nd.CachedOp(symbol, flags)
         else:
             executor = symbol.bind(
-                mx.cpu(), [a.x, a.gamma, a.beta], [a.x.grad, a.gamma.grad, a.beta.grad],
+                CONTEXT, [a.x, a.gamma, a.beta], [a.x.grad, a.gamma.grad, a.beta.grad],
                 aux_states=[a.moving_mean, a.moving_var],
             )  # fmt: skip
         for _ in range(100):
@@ -241,7 +241,7 @@ def test_nodes_that_share_statistics(chained):
     second = mxbn.sym.BatchNorm(first if chained else x * 2, **shared, name="second", **FLAGS)
     a = arrays(d)
     executor = mx.sym.Group([first, second]).bind(
-        mx.cpu(),
+        CONTEXT,
         {"data": a.x, "gamma": a.gamma, "beta": a.beta},
         aux_states={"moving_mean": a.moving_mean, "moving_var": a.moving_var},
     )
@@ -287,7 +287,7 @@ def test_a_thousand_iterations(shape, axis):
     graphs = [mx.nd.CachedOp(symbol), mx.nd.CachedOp(symbol, [("static_alloc", True)])]
     a = arrays(d)
     executor = symbol.bind(
-        mx.cpu(), [a.x, a.gamma, a.beta], [a.x.grad, a.gamma.grad, a.beta.grad],
+        CONTEXT, [a.x, a.gamma, a.beta], [a.x.grad, a.gamma.grad, a.beta.grad],
         aux_states=[a.moving_mean, a.moving_var],
     )  # fmt: skip
     start = a.moving_mean.copy(), a.moving_var.copy()
@@ -355,7 +355,7 @@ def test_symbols_and_executors_take_no_memory():
     def iteration(_):
         symbol = mxbn.sym.BatchNorm(mx.sym.var("data"), name="bn", eps=0.25)
         symbol = mx.sym.load_json(symbol.tojson())
-        executor = symbol.simple_bind(mx.cpu(), data=(2, 3))
+        executor = symbol.simple_bind(CONTEXT, data=(2, 3))
         executor.forward(is_train=True)
         executor.backward(mx.nd.ones((2, 3)))
 

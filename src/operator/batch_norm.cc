@@ -15,6 +15,9 @@ using Names = std::vector<std::string>;
 using StorageInference = bool(const nnvm::NodeAttrs&, const int, mxnet::DispatchMode*,
                               std::vector<int>*, std::vector<int>*);
 
+using WorkspaceRequest = std::vector<mxnet::ResourceRequest>(const nnvm::NodeAttrs&, const int,
+                                                             const mxnet::DispatchMode);
+
 constexpr char kForwardName[] = "mxbn_BatchNorm";
 constexpr char kBackwardName[] = "_backward_mxbn_BatchNorm";
 
@@ -23,7 +26,9 @@ nnvm::Op& NewOp(const char* name) {
       ->__REGISTER__(name)
       .set_attr_parser(abi::Callable<void(nnvm::NodeAttrs*)>::Wrap(ParseAttributes))
       .set_attr<mxnet::FInferStorageType>("FInferStorageType",
-                                          abi::Callable<StorageInference>::Wrap(InferStorageType));
+                                          abi::Callable<StorageInference>::Wrap(InferStorageType))
+      .set_attr<mxnet::FResourceRequestEx>("FResourceRequestEx",
+                                           abi::Callable<WorkspaceRequest>::Wrap(Workspace));
 }
 
 std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
@@ -47,7 +52,8 @@ void RegisterBackward() {
       .set_attr<nnvm::TIsBackward>("TIsBackward", true)
       .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", BackwardCompute)
-      .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", BackwardComputeEx);
+      .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", BackwardComputeEx)
+      .set_attr<mxnet::FCompute>("FCompute<gpu>", BackwardComputeGpu);
 }
 
 void RegisterForward() {
@@ -84,6 +90,7 @@ void RegisterForward() {
       .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", ForwardCompute)
       .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", ForwardComputeEx)
+      .set_attr<mxnet::FCompute>("FCompute<gpu>", ForwardComputeGpu)
       .set_attr<nnvm::FGradient>("FGradient", Gradients)
       .set_attr<nnvm::FSetInputVarAttrOnCompose>("FSetInputVarAttrOnCompose", initial_values)
       .add_argument("data", "NDArray-or-Symbol", "Input, of any rank from 1.")
@@ -148,6 +155,10 @@ __attribute__((visibility("default"))) int mxbn_same_context_and_known_shapes(vo
 // Lets arrays in oneDNN's layouts be taken as they are (1) or made plain first (0).
 __attribute__((visibility("default"))) void mxbn_use_onednn_layouts(int use) {
   mxbn::use_onednn_layouts = use != 0;
+}
+
+__attribute__((visibility("default"))) int mxbn_uses_onednn_layouts() {
+  return mxbn::use_onednn_layouts;
 }
 
 // How many forwards and backwards took arrays in oneDNN's layouts as they were.

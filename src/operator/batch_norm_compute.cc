@@ -111,25 +111,19 @@ View PlainView(const BatchNormParam& param, const TShape& shape) {
   return view;
 }
 
-void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
-                const Requests& request, const Blobs& out) {
+bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in) {
   // Shape inference takes a shape of (0,) for an unknown one, so it is refused here.
+  const TShape& data = in[kData].shape_;
+  const TShape expected(1, data[Axis(param, data)]);
   for (int i = kGamma; i < kInputs; ++i) {
-    if (in[i].shape_ != TShape(1, view.channels)) {
-      FailShape(param, i, in[i].shape_, in[kData].shape_);
-    }
+    if (in[i].shape_ != expected) FailShape(param, i, in[i].shape_, data);
   }
-  if (param.is_mirror) {
-    is_train = param.modes->Get(in[kMovingMean].dptr_);
-  } else if (param.modes != nullptr) {
-    param.modes->Put(in[kMovingMean].dptr_, is_train);
-  }
-  WithType(in[kData].type_flag_,
-           [&](auto type) { Forward<decltype(type)>(param, is_train, view, in, request, out); });
+  if (param.is_mirror) return param.modes->Get(in[kMovingMean].dptr_);
+  if (param.modes != nullptr) param.modes->Put(in[kMovingMean].dptr_, is_train);
+  return is_train;
 }
 
-void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
-                 const Blobs& out) {
+void CheckBackward(const Blobs& in) {
   // Recorded calls hand a head gradient over as the user gave it.
   const mxnet::TBlob &head = in[kHeadGradient], &data = in[kDataInput];
   if (head.shape_ != data.shape_) {
@@ -140,7 +134,19 @@ void RunBackward(const NodeParam& param, const View& view, const Blobs& in, cons
     Fail(std::string("the head gradient has dtype ") + TypeName(head.type_flag_) + ", expected " +
          TypeName(data.type_flag_) + " like data");
   }
-  WithType(data.type_flag_,
+}
+
+void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                const Requests& request, const Blobs& out) {
+  is_train = CheckForward(param, is_train, in);
+  WithType(in[kData].type_flag_,
+           [&](auto type) { Forward<decltype(type)>(param, is_train, view, in, request, out); });
+}
+
+void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
+                 const Blobs& out) {
+  CheckBackward(in);
+  WithType(in[kDataInput].type_flag_,
            [&](auto type) { Backward<decltype(type)>(param, view, in, request, out); });
 }
 

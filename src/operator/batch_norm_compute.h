@@ -1,4 +1,4 @@
-// From MXNet's arrays and requests to the arithmetic in batch_norm_cpu.h.
+// From MXNet's arrays and requests to the arithmetic in batch_norm_cpu.h and batch_norm_gpu.h.
 #ifndef MXBN_OPERATOR_BATCH_NORM_COMPUTE_H_
 #define MXBN_OPERATOR_BATCH_NORM_COMPUTE_H_
 
@@ -16,7 +16,12 @@ using Requests = std::vector<mxnet::OpReqType>;
 // The view of a tensor in MXNet's plain layout.
 View PlainView(const BatchNormParam& param, const mxnet::TShape& shape);
 
-// The two passes, on data (and output, head gradient, gradient of data) as `view` says.
+// Refuse arrays that do not fit each other. CheckForward returns the mode in which to run:
+// is_train, or that of the forward which a mirror repeats.
+bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in);
+void CheckBackward(const Blobs& in);
+
+// The two passes on a CPU, on data (and output, head gradient, gradient of data) as `view` says.
 void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
                 const Requests& request, const Blobs& out);
 void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
@@ -27,6 +32,14 @@ void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& contex
                     const Requests& request, const Blobs& out);
 void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                      const Requests& request, const Blobs& out);
+
+// FCompute<gpu>, and the workspace that it asks MXNet for.
+void ForwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                       const Blobs& in, const Requests& request, const Blobs& out);
+void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                        const Blobs& in, const Requests& request, const Blobs& out);
+std::vector<mxnet::ResourceRequest> Workspace(const nnvm::NodeAttrs& attrs, const int dev_mask,
+                                              const mxnet::DispatchMode mode);
 
 }  // namespace mxbn
 

@@ -1,0 +1,202 @@
+"""The BatchNorm layers of a model, whichever way the model is given."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+
+from .._attributes import is_true
+from ..gluon import BatchNorm
+from .checkpoint import Checkpoint
+from .graph import VARIABLE, Graph, Node
+
+MXBN = "mxbn_BatchNorm"
+# Operators that normalize with moving statistics. The first three compute the same.
+OPERATORS = (
+    MXBN,
+    "BatchNorm",
+    "CuDNNBatchNorm",
+    "BatchNorm_v1",
+    "_contrib_SyncBatchNorm",
+    "_contrib_BatchNormWithReLU",
+)
+INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var")
+
+
+class Attributes(NamedTuple):
+    """What a layer was made with; the defaults are those of the operators."""
+
+    eps: float = 1e-3
+    momentum: float = 0.9
+    fix_gamma: bool = True
+    use_global_stats: bool = False
+    use_batch_stats: bool = False
+    axis: int = 1
+
+    @staticmethod
+    def parse(texts: dict[str, Any]) -> Attributes:
+        """Read a node's attributes, or a Gluon layer's."""
+        kinds = {name: type(value) for name, value in Attributes()._asdict().items()}
+        found = {
+            name: is_true(texts[name]) if kind is bool else kind(texts[name])
+            for name, kind in kinds.items()
+            if name in texts
+        }
+        return Attributes(**found)
+
+
+class Layer(NamedTuple):
+    """A BatchNorm in a model.
+
+    Attributes
+    ----------
+    name : str
+        Of the node, or of the Gluon layer.
+    op : str
+        One of `OPERATORS`.
+    attributes : Attributes
+    parameters : dict of str to str
+        The names of gamma, beta, moving_mean and moving_var; one that is computed has none.
+    arrays : dict of str to mx.nd.NDArray
+        Their values, where the model has them.
+    source : Node or mx.gluon.Block
+        Where it was found.
+    """
+
+    name: str
+    op: str
+    attributes: Attributes
+    parameters: dict[str, str]
+    arrays: dict[str, Any]
+    source: Any
+
+
+def as_checkpoint(model: Any, inputs: Sequence[str] = ("data",)) -> Checkpoint:
+    """Return the Symbol, parameters and auxiliary states of a model.
+
+    Parameters
+    ----------
+    model : Checkpoint, (Symbol, dict, dict), mx.mod.Module or mx.gluon.HybridBlock
+        A block must have been initialized, and its parameters' shapes be known.
+    inputs : sequence of str, default ('data',)
+        Names for the inputs of a block.
+
+    Returns
+    -------
+    Checkpoint
+        With the model's own arrays; those of a block are from its first context.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these, or a block that cannot become a Symbol.
+    """
+    if isinstance(model, Checkpoint):
+        return model
+    if isinstance(model, tuple) and len(model) == 3 and isinstance(model[0], mx.sym.Symbol):
+        return Checkpoint(*model)
+    if isinstance(model, mx.mod.Module):
+        mx.nd.waitall()
+        return Checkpoint(model.symbol, *model.get_params())
+    if isinstance(model, mx.gluon.HybridBlock):
+        symbol = model(*[mx.sym.var(name) for name in inputs])
+        if isinstance(symbol, (list, tuple)):
+            symbol = mx.sym.Group(list(symbol))
+        mx.nd.waitall()
+        parameters = {p.name: p for p in model.collect_params().values()}
+        wanted = {
+            kind: {n: parameters[n].list_data()[0] for n in found if n in parameters}
+            for kind, found in (
+                ("arg", symbol.list_arguments()),
+                ("aux", symbol.list_auxiliary_states()),
+            )
+        }
+        return Checkpoint(symbol, wanted["arg"], wanted["aux"])
+    raise TypeError(
+        f"mxbn: a model of type {type(model).__name__} was given, expected a Checkpoint, a tuple "
+        "(Symbol, arg_params, aux_params), a Module or a HybridBlock"
+    )
+
+
+def layers_of_graph(
+    graph: Graph, arg_params: dict[str, Any], aux_params: dict[str, Any]
+) -> list[Layer]:
+    """Return the BatchNorm layers of a graph, in the order of computation."""
+    arrays = {**arg_params, **aux_params}
+    return [_layer_of_node(node, arrays) for _, node in graph.walk() if node.op in OPERATORS]
+
+
+def layers_of_block(block: mx.gluon.Block) -> list[Layer]:
+    """Return the BatchNorm layers of a Gluon block, also those inside of imported ones."""
+    mx.nd.waitall()
+    found: list[Layer] = []
+    seen: set[int] = set()
+    for each in descendants(block):
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, (mx.gluon.nn.BatchNorm, mx.gluon.nn.BatchNormReLU)):
+            found.append(_layer_of_block(each))
+        elif isinstance(each, mx.gluon.SymbolBlock):
+            arrays = {p.name: _value(p) for p in each.collect_params().values()}
+            known = {name: value for name, value in arrays.items() if value is not None}
+            found += layers_of_graph(Graph.from_symbol(each._cached_graph[1]), known, {})
+    return found
+
+
+def layers(model: Any, inputs: Sequence[str] = ("data",)) -> list[Layer]:
+    """Return the BatchNorm layers of a model; parameters as of `as_checkpoint`, or any block."""
+    if isinstance(model, mx.gluon.Block):
+        return layers_of_block(model)
+    symbol, arg_params, aux_params = as_checkpoint(model, inputs)
+    return layers_of_graph(Graph.from_symbol(symbol), arg_params, aux_params)
+
+
+def descendants(block: mx.gluon.Block) -> Iterator[mx.gluon.Block]:
+    """Yield a block, its children, their children and so on."""
+    yield block
+    for child in block._children.values():
+        yield from descendants(child)
+
+
+def _layer_of_node(node: Node, arrays: dict[str, Any]) -> Layer:
+    variables = {
+        role: entry.node.name
+        for role, entry in zip(INPUTS[1:], node.inputs[1:])
+        if entry.node.op == VARIABLE
+    }
+    known = {role: arrays[name] for role, name in variables.items() if name in arrays}
+    return Layer(node.name, node.op, Attributes.parse(node.attrs), variables, known, node)
+
+
+def _layer_of_block(block: Any) -> Layer:
+    parameters = {
+        "gamma": block.gamma,
+        "beta": block.beta,
+        "moving_mean": block.running_mean,
+        "moving_var": block.running_var,
+    }
+    arrays = {role: _value(p) for role, p in parameters.items()}
+    return Layer(
+        block.name,
+        _operator_of(block),
+        Attributes.parse(block._kwargs),
+        {role: p.name for role, p in parameters.items()},
+        {role: value for role, value in arrays.items() if value is not None},
+        block,
+    )
+
+
+def _operator_of(block: Any) -> str:
+    if isinstance(block, BatchNorm):
+        return MXBN
+    if isinstance(block, mx.gluon.nn.BatchNormReLU):
+        return "_contrib_BatchNormWithReLU"
+    if isinstance(block, mx.gluon.contrib.nn.SyncBatchNorm):
+        return "_contrib_SyncBatchNorm"
+    return "BatchNorm"
+
+
+def _value(parameter: Any) -> Any:
+    return None if parameter._data is None else parameter.list_data()[0]

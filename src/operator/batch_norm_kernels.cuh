@@ -1,0 +1,605 @@
+// BatchNorm on a GPU: one text for NVRTC (which embeds it in the library), nvcc and, over an
+// emulation of CUDA, g++ (tests/cuda).
+//
+// A pass reduces to two sums per channel (statistics, backward_reduce), decides per channel what
+// they mean (forward_finish, backward_finish) and computes one value per value (forward, backward).
+// The tensor is taken in one of two ways:
+//   rows     inner is at least a warp wide: a block has a piece of one channel;
+//   columns  else, channels-last above all: a block has some rows of a matrix of channels x inner
+//            columns, a thread the same few columns of each.
+// Sums are kept in float, compensated, about a pivot (double for float64), and added up in a fixed
+// order: every run gives the same bits.
+#include "batch_norm_gpu_arguments.h"
+
+#ifdef MXBN_CUDA_EMULATION
+#include "float16.h"
+#endif
+
+namespace mxbn {
+namespace gpu {
+
+#ifdef MXBN_CUDA_EMULATION
+using ::mxbn::Half;
+__device__ inline float ToFloat(Half value) { return HalfToFloat(value); }
+__device__ inline Half ToHalf(float value) { return FloatToHalf(value); }
+#else
+// Conversions of our own, since NVRTC would need a path to find cuda_fp16.h.
+struct Half {
+  unsigned short bits;
+};
+__device__ inline float ToFloat(Half value) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+  return result;
+}
+__device__ inline Half ToHalf(float value) {
+  Half result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+}
+#endif
+
+// The type of single values in arithmetic, and of gamma, beta and the moving statistics.
+template <typename T>
+struct ComputeTypeOf {
+  using type = float;
+};
+template <>
+struct ComputeTypeOf<double> {
+  using type = double;
+};
+template <typename T>
+using Compute = typename ComputeTypeOf<T>::type;
+
+__device__ inline float ToCompute(Half value) { return ToFloat(value); }
+__device__ inline float ToCompute(float value) { return value; }
+__device__ inline double ToCompute(double value) { return value; }
+__device__ inline void Assign(Half* to, float value) { *to = ToHalf(value); }
+__device__ inline void Assign(float* to, float value) { *to = value; }
+__device__ inline void Assign(double* to, double value) { *to = value; }
+
+// N values that one access reads or writes.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T values[N];
+  __device__ Compute<T> operator[](int i) const { return ToCompute(values[i]); }
+};
+template <typename T, int N>
+__device__ inline Pack<T, N> Load(const void* tensor, long long i) {
+  return *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(tensor) + i);
+}
+template <typename T, int N>
+__device__ inline void Store(void* tensor, long long i, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(static_cast<T*>(tensor) + i) = pack;
+}
+
+// A sum of many values. In float it carries what additions lose (Knuth's TwoSum).
+template <typename C>
+struct Sum {
+  C value = 0;
+  __device__ void Add(C term) { value += term; }
+  __device__ double Value() const { return value; }
+};
+template <>
+struct Sum<float> {
+  float value = 0, lost = 0;
+  __device__ void Add(float term) {
+    const float sum = value + term;
+    const float part = sum - value;
+    lost += (value - (sum - part)) + (term - part);
+    value = sum;
+  }
+  __device__ double Value() const {
+    const bool finite = value - value == 0;
+    return static_cast<double>(value) + (finite ? static_cast<double>(lost) : 0);
+  }
+};
+
+// A value about which a channel is summed: the mean of its first values, which lies within some
+// standard deviations of the mean of all. If these are equal, it is that value.
+template <typename T>
+__device__ __noinline__ Compute<T> Pivot(const Arguments& a, long long channel) {
+  using C = Compute<T>;
+  const auto* x = static_cast<const T*>(a.x) + channel * a.inner;
+  const long long values = a.outer * a.inner;
+  const int count = values < 8 ? static_cast<int>(values) : 8;
+  const C first = ToCompute(x[0]);
+  C shift = 0;
+  long long row = 0, col = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    shift += ToCompute(x[row * a.channels * a.inner + col]) - first;
+    if (++col == a.inner) ++row, col = 0;
+  }
+  return first + shift / static_cast<C>(count);
+}
+
+// A value in two parts: what the type cannot hold of it goes to the second.
+template <typename C>
+struct Split {
+  C high, low;
+  __device__ explicit Split(double value) : high(static_cast<C>(value)) {
+    const double rest = value - static_cast<double>(high);
+    low = rest - rest == 0 ? static_cast<C>(rest) : C(0);  // 0 if not finite
+  }
+};
+
+__device__ inline bool UsesBatch(const Arguments& a) { return a.saved[2 * a.channels] != 0; }
+template <typename C>
+__device__ double Gamma(const Arguments& a, long long channel) {
+  return a.gamma == nullptr ? 1.0 : static_cast<double>(static_cast<const C*>(a.gamma)[channel]);
+}
+
+// The two sums that the statistics and the gradients are made of, for a channel.
+template <typename T>
+struct StatisticsTerm {
+  static constexpr bool kReadsGradient = false;
+  Compute<T> centre;
+  __device__ StatisticsTerm() {}
+  __device__ StatisticsTerm(const Arguments& a, long long channel) : centre(Pivot<T>(a, channel)) {}
+  __device__ void Add(Compute<T> x, Compute<T>, Compute<T>* first, Compute<T>* second) const {
+    const Compute<T> d = x - centre;
+    *first += d;
+    *second += d * d;
+  }
+};
+template <typename T>
+struct BackwardReduceTerm {
+  static constexpr bool kReadsGradient = true;
+  Compute<T> mean_high, mean_low;
+  __device__ BackwardReduceTerm() {}
+  __device__ BackwardReduceTerm(const Arguments& a, long long channel) {
+    const Split<Compute<T>> mean(a.saved[channel]);
+    mean_high = mean.high;
+    mean_low = mean.low;
+  }
+  __device__ void Add(Compute<T> x, Compute<T> dy, Compute<T>* first, Compute<T>* second) const {
+    *first += dy;
+    *second += dy * ((x - mean_high) - mean_low);
+  }
+};
+
+// What becomes of a value, for a channel.
+template <typename T>
+struct ForwardFormula {
+  static constexpr bool kReadsData = true, kReadsGradient = false;
+  Compute<T> mean_high, mean_low, scale, offset;
+  __device__ ForwardFormula() {}
+  __device__ ForwardFormula(const Arguments& a, long long channel) {
+    using C = Compute<T>;
+    const Split<C> mean(a.saved[channel]);
+    mean_high = mean.high;
+    mean_low = mean.low;
+    scale = static_cast<C>(a.terms[channel]);
+    offset = static_cast<C>(a.terms[a.channels + channel]);
+  }
+  __device__ Compute<T> operator()(Compute<T> x, Compute<T>) const {
+    return ((x - mean_high) - mean_low) * scale + offset;
+  }
+};
+template <typename T>
+struct BatchBackwardFormula {
+  static constexpr bool kReadsData = true, kReadsGradient = true;
+  Compute<T> mean_high, mean_low, scale, slope, shift_high, shift_low;
+  __device__ BatchBackwardFormula() {}
+  __device__ BatchBackwardFormula(const Arguments& a, long long channel) {
+    using C = Compute<T>;
+    const double inv_std = a.saved[a.channels + channel];
+    const double n = static_cast<double>(a.outer * a.inner);
+    const Split<C> mean(a.saved[channel]);
+    const Split<C> shift(a.terms[channel] / n);
+    mean_high = mean.high;
+    mean_low = mean.low;
+    scale = static_cast<C>(Gamma<C>(a, channel) * inv_std);
+    slope = static_cast<C>(inv_std * a.terms[a.channels + channel] / n);
+    shift_high = shift.high;
+    shift_low = shift.low;
+  }
+  __device__ Compute<T> operator()(Compute<T> x, Compute<T> dy) const {
+    const Compute<T> centred = (x - mean_high) - mean_low;
+    return scale * ((dy - shift_high) - (centred * slope + shift_low));
+  }
+};
+template <typename T>
+struct MovingBackwardFormula {
+  static constexpr bool kReadsData = false, kReadsGradient = true;
+  Compute<T> scale;
+  __device__ MovingBackwardFormula() {}
+  __device__ MovingBackwardFormula(const Arguments& a, long long channel)
+      : scale(static_cast<Compute<T>>(Gamma<Compute<T>>(a, channel) *
+                                      a.saved[a.channels + channel])) {}
+  __device__ Compute<T> operator()(Compute<T>, Compute<T> dy) const { return scale * dy; }
+};
+
+// The accesses of one channel that a thread makes, kThreads apart. Block (channel, split).
+template <int N>
+class RowWalk {
+ public:
+  __device__ explicit RowWalk(const Arguments& a)
+      : cols_(a.inner / N), stride_(a.channels * a.inner), first_(blockIdx.x * a.inner) {
+    const long long all = a.outer * cols_, start = blockIdx.y * a.piece + threadIdx.x;
+    const long long end = (blockIdx.y + 1) * a.piece < all ? (blockIdx.y + 1) * a.piece : all;
+    left_ = start < end ? (end - start + kThreads - 1) / kThreads : 0;
+    row_ = start / cols_;
+    col_ = start - row_ * cols_;
+    step_rows_ = cols_ > kThreads ? 0 : kThreads / static_cast<int>(cols_);
+    step_cols_ = kThreads - step_rows_ * cols_;
+  }
+  __device__ long long left() const { return left_; }
+  // The index of the access that comes next; then the one after it comes next.
+  __device__ long long Next() {
+    const long long index = row_ * stride_ + first_ + col_ * N;
+    row_ += step_rows_;
+    col_ += step_cols_;
+    if (col_ >= cols_) ++row_, col_ -= cols_;
+    --left_;
+    return index;
+  }
+
+ private:
+  long long cols_, stride_, first_, row_, col_, left_, step_cols_;
+  int step_rows_;
+};
+
+// The same for columns: one access in each of a thread's rows; threads beyond the last column make
+// none. Block (tile of columns, split).
+template <int N>
+class ColumnWalk {
+ public:
+  __device__ explicit ColumnWalk(const Arguments& a)
+      : width_(a.channels * a.inner), rows_at_once_(kThreads / a.lanes) {
+    const int lane = threadIdx.x % a.lanes;
+    column_ = (static_cast<long long>(blockIdx.x) * a.lanes + lane) * N;
+    const long long start = blockIdx.y * a.piece + threadIdx.x / a.lanes;
+    const long long next = (blockIdx.y + 1) * a.piece, end = next < a.outer ? next : a.outer;
+    left_ = start < end && !outside() ? (end - start + rows_at_once_ - 1) / rows_at_once_ : 0;
+    index_ = start * width_ + column_;
+  }
+  __device__ bool outside() const { return column_ >= width_; }
+  __device__ long long column() const { return column_; }
+  __device__ long long width() const { return width_; }
+  __device__ long long left() const { return left_; }
+  __device__ long long Next() {
+    const long long index = index_;
+    index_ += rows_at_once_ * width_;
+    --left_;
+    return index;
+  }
+
+ private:
+  long long width_, column_, left_, index_;
+  int rows_at_once_;
+};
+
+// Makes what belongs to the channel of each of N columns.
+template <int N, typename Of>
+__device__ inline void ForColumns(const Arguments& a, long long column, Of* of) {
+  long long channel = column / a.inner, rest = column - channel * a.inner;
+  for (int n = 0; n < N; ++n) {
+    of[n] = Of(a, channel);
+    if (++rest == a.inner) ++channel, rest = 0;
+  }
+}
+
+// Accesses that are under way at once, and whose values are added up before they join the sum.
+constexpr int kUnroll = 4;
+
+// Calls f(x, dy) with the packs of `count` accesses, all of which are requested before the first.
+template <typename T, int N, bool x_too, bool dy_too, int count, typename Walk, typename F>
+__device__ inline void Read(const Arguments& a, Walk* walk, const F& f) {
+  Pack<T, N> x[count], dy[count];
+  long long at[count];
+  for (int u = 0; u < count; ++u) {
+    at[u] = walk->Next();
+    if (x_too) x[u] = Load<T, N>(a.x, at[u]);
+    if (dy_too) dy[u] = Load<T, N>(a.dy, at[u]);
+  }
+  for (int u = 0; u < count; ++u) f(at[u], x_too ? x[u] : dy[u], dy_too ? dy[u] : x[u]);
+}
+
+// Adds up a warp's values, in all of its lanes.
+__device__ inline double WarpSum(double value) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
+template <typename T, int N, template <typename> class Term, int count>
+__device__ inline void AddRow(const Arguments& a, const Term<T>& term, RowWalk<N>* walk,
+                              Sum<Compute<T>>* sums) {
+  Compute<T> first = 0, second = 0;
+  Read<T, N, true, Term<T>::kReadsGradient, count>(
+      a, walk, [&](long long, const Pack<T, N>& x, const Pack<T, N>& dy) {
+        for (int n = 0; n < N; ++n) term.Add(x[n], dy[n], &first, &second);
+      });
+  sums[0].Add(first);
+  sums[1].Add(second);
+}
+
+template <typename T, int N, template <typename> class Term>
+__device__ void ReduceRows(const Arguments& a) {
+  __shared__ double warps[2][kThreads / kWarp];
+  RowWalk<N> walk(a);
+  const Term<T> term(a, blockIdx.x);
+  Sum<Compute<T>> sums[2];
+  while (walk.left() >= kUnroll) AddRow<T, N, Term, kUnroll>(a, term, &walk, sums);
+#pragma unroll 1
+  while (walk.left() > 0) AddRow<T, N, Term, 1>(a, term, &walk, sums);
+  for (int k = 0; k < 2; ++k) {
+    const double sum = WarpSum(sums[k].Value());
+    if (threadIdx.x % kWarp == 0) warps[k][threadIdx.x / kWarp] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    double sum = 0;
+    for (int warp = 0; warp < kThreads / kWarp; ++warp) sum += warps[threadIdx.x][warp];
+    a.parts[(2 * blockIdx.y + threadIdx.x) * a.channels + blockIdx.x] = sum;
+  }
+}
+
+template <typename T, int N, template <typename> class Term, int count>
+__device__ inline void AddColumns(const Arguments& a, const Term<T>* terms, ColumnWalk<N>* walk,
+                                  Sum<Compute<T>> (*sums)[2]) {
+  Compute<T> first[N] = {}, second[N] = {};
+  Read<T, N, true, Term<T>::kReadsGradient, count>(
+      a, walk, [&](long long, const Pack<T, N>& x, const Pack<T, N>& dy) {
+        for (int n = 0; n < N; ++n) terms[n].Add(x[n], dy[n], &first[n], &second[n]);
+      });
+  for (int n = 0; n < N; ++n) {
+    sums[n][0].Add(first[n]);
+    sums[n][1].Add(second[n]);
+  }
+}
+
+template <typename T, int N, template <typename> class Term>
+__device__ void ReduceColumns(const Arguments& a) {
+  __shared__ double block[2][kThreads];
+  ColumnWalk<N> walk(a);
+  Term<T> terms[N];
+  Sum<Compute<T>> sums[N][2];
+  if (!walk.outside()) ForColumns<N>(a, walk.column(), terms);
+  while (walk.left() >= kUnroll) AddColumns<T, N, Term, kUnroll>(a, terms, &walk, sums);
+#pragma unroll 1
+  while (walk.left() > 0) AddColumns<T, N, Term, 1>(a, terms, &walk, sums);
+  const int tid = threadIdx.x;
+  for (int n = 0; n < N; ++n) {
+    block[0][tid] = sums[n][0].Value();
+    block[1][tid] = sums[n][1].Value();
+    __syncthreads();
+    for (int half = kThreads / 2; half >= a.lanes; half /= 2) {
+      if (tid < half) {
+        block[0][tid] += block[0][tid + half];
+        block[1][tid] += block[1][tid + half];
+      }
+      __syncthreads();
+    }
+    if (tid < a.lanes && !walk.outside()) {
+      for (int k = 0; k < 2; ++k) {
+        a.parts[(2 * blockIdx.y + k) * walk.width() + walk.column() + n] = block[k][tid];
+      }
+    }
+    __syncthreads();
+  }
+}
+
+template <typename T, int N, template <typename> class Term>
+__device__ inline void Reduce(const Arguments& a, bool columns) {
+  if (columns) {
+    ReduceColumns<T, N, Term>(a);
+  } else {
+    ReduceRows<T, N, Term>(a);
+  }
+}
+
+// Writes or adds formulas[n](x, dy) for the n-th value of each access.
+template <typename T, int N, typename Formula, int count, typename Walk>
+__device__ inline void ApplyTo(const Arguments& a, const Formula* formulas, int step, Walk* walk) {
+  Read<T, N, Formula::kReadsData, Formula::kReadsGradient, count>(
+      a, walk, [&](long long at, const Pack<T, N>& x, const Pack<T, N>& dy) {
+        Pack<T, N> out;
+        if (a.out_add) out = Load<T, N>(a.out, at);
+        for (int n = 0; n < N; ++n) {
+          const Compute<T> value = formulas[n * step](x[n], dy[n]);
+          Assign(&out.values[n], a.out_add ? out[n] + value : value);
+        }
+        Store<T, N>(a.out, at, out);
+      });
+}
+
+template <typename T, int N, typename Formula>
+__device__ void ApplyRows(const Arguments& a) {
+  RowWalk<N> walk(a);
+  const Formula formula(a, blockIdx.x);
+  while (walk.left() >= kUnroll) ApplyTo<T, N, Formula, kUnroll>(a, &formula, 0, &walk);
+#pragma unroll 1
+  while (walk.left() > 0) ApplyTo<T, N, Formula, 1>(a, &formula, 0, &walk);
+}
+
+template <typename T, int N, typename Formula>
+__device__ void ApplyColumns(const Arguments& a) {
+  ColumnWalk<N> walk(a);
+  if (walk.outside()) return;
+  Formula formulas[N];
+  ForColumns<N>(a, walk.column(), formulas);
+  while (walk.left() >= kUnroll) ApplyTo<T, N, Formula, kUnroll>(a, formulas, 1, &walk);
+#pragma unroll 1
+  while (walk.left() > 0) ApplyTo<T, N, Formula, 1>(a, formulas, 1, &walk);
+}
+
+template <typename T, int N, template <typename> class Formula>
+__device__ inline void Apply(const Arguments& a, bool columns) {
+  if (columns) {
+    ApplyColumns<T, N, Formula<T>>(a);
+  } else {
+    ApplyRows<T, N, Formula<T>>(a);
+  }
+}
+
+// The two sums of a channel, in all lanes of the warp that calls, in a fixed order.
+struct Sums {
+  double first = 0, second = 0;
+
+  __device__ Sums(const Arguments& a, long long channel) {
+    const int lane = threadIdx.x % kWarp;
+    const int columns = a.columns ? static_cast<int>(a.inner) : 1;  // then below a warp
+    const long long width = a.channels * columns;
+    for (int i = lane; i < a.splits * columns; i += kWarp) {
+      const long long at = 2 * (i / columns) * width + channel * columns + i % columns;
+      first += a.parts[at];
+      second += a.parts[at + width];
+    }
+    first = WarpSum(first);
+    second = WarpSum(second);
+  }
+};
+
+// The channel that the calling warp finishes, which may be beyond the last.
+__device__ inline long long WarpsChannel() {
+  return blockIdx.x * static_cast<long long>(kThreads / kWarp) + threadIdx.x / kWarp;
+}
+
+template <typename C>
+__device__ void Show(void* result, long long channel, double value, bool add) {
+  if (result == nullptr) return;
+  C* at = static_cast<C*>(result) + channel;
+  *at = static_cast<C>(add ? static_cast<double>(*at) + value : value);
+}
+
+template <typename C>
+__device__ bool IsFinite(C value) {
+  return value - value == 0;
+}
+
+// moving = momentum * moving + (1 - momentum) * batch, unless the batch is not finite (also as the
+// stored type sees it).
+template <typename C>
+__device__ void StepMoving(const Arguments& a, long long channel, double mean, double var) {
+  if (!IsFinite(static_cast<C>(mean)) || !IsFinite(static_cast<C>(var))) return;
+  C* moving_mean = static_cast<C*>(a.moving_mean) + channel;
+  C* moving_var = static_cast<C*>(a.moving_var) + channel;
+  const double fresh = 1 - a.momentum;
+  *moving_mean = static_cast<C>(a.momentum * static_cast<double>(*moving_mean) + fresh * mean);
+  *moving_var = static_cast<C>(a.momentum * static_cast<double>(*moving_var) + fresh * var);
+}
+
+// The constant of eps=0 on a channel without spread is y = beta: its 1/sqrt(0) counts as 0.
+__device__ inline double InverseStd(double var, double eps) {
+  const double d = var + eps;
+  return d == 0 ? 0.0 : 1 / sqrt(d);  // NaN where d is negative
+}
+
+// One warp per channel. The batch's statistics count where there are sums of it.
+template <typename T>
+__device__ void ForwardFinish(const Arguments& a) {
+  using C = Compute<T>;
+  const long long channel = WarpsChannel();
+  if (channel >= a.channels) return;
+  const double n = static_cast<double>(a.outer * a.inner);
+  const bool batch = a.use_batch && n > 0;
+  double mean = 0, var = 0;
+  if (batch) {
+    const Sums sums(a, channel);
+    const double shift = sums.first / n;
+    mean = static_cast<double>(Pivot<T>(a, channel)) + shift;
+    var = sums.second / n - shift * shift;
+    if (var < 0) var = 0;  // by rounding only
+  }
+  if (threadIdx.x % kWarp != 0) return;
+  // Read before anything is stepped: one array may serve twice.
+  const double gamma = Gamma<C>(a, channel);
+  const double beta = static_cast<double>(static_cast<const C*>(a.beta)[channel]);
+  if (!batch) {
+    mean = static_cast<double>(static_cast<const C*>(a.moving_mean)[channel]);
+    var = static_cast<double>(static_cast<const C*>(a.moving_var)[channel]);
+  } else if (a.step) {
+    StepMoving<C>(a, channel, mean, var);
+  }
+  const double inv_std = InverseStd(var, a.eps);
+  a.saved[channel] = mean;
+  a.saved[a.channels + channel] = inv_std;
+  a.terms[channel] = gamma * inv_std;
+  a.terms[a.channels + channel] = beta;
+  if (channel == 0) a.saved[2 * a.channels] = a.use_batch;
+  Show<C>(a.first, channel, mean, a.first_add);
+  Show<C>(a.second, channel, inv_std, a.second_add);
+}
+
+// One warp per channel: dbeta = sum dy, dgamma = sum dy * xh.
+template <typename T>
+__device__ void BackwardFinish(const Arguments& a) {
+  using C = Compute<T>;
+  const long long channel = WarpsChannel();
+  if (channel >= a.channels) return;
+  double dbeta = 0, dgamma = 0;
+  if (a.outer * a.inner > 0) {
+    const Sums sums(a, channel);
+    dbeta = sums.first;
+    dgamma = sums.second * a.saved[a.channels + channel];
+  }
+  if (threadIdx.x % kWarp != 0) return;
+  a.terms[channel] = dbeta;
+  a.terms[a.channels + channel] = dgamma;
+  Show<C>(a.first, channel, a.gamma == nullptr ? 0.0 : dgamma, a.first_add);
+  Show<C>(a.second, channel, dbeta, a.second_add);
+}
+
+template <typename T, int N>
+__device__ void Statistics(const Arguments& a, bool columns) {
+  Reduce<T, N, StatisticsTerm>(a, columns);
+}
+
+template <typename T, int N>
+__device__ void Forward(const Arguments& a, bool columns) {
+  Apply<T, N, ForwardFormula>(a, columns);
+}
+
+template <typename T, int N>
+__device__ void BackwardReduce(const Arguments& a, bool columns) {
+  // In moving mode dx needs no sums. What the host wants is known here alone, with `saved`.
+  const bool wanted = a.second != nullptr || (a.first != nullptr && a.gamma != nullptr);
+  if (UsesBatch(a) || wanted) Reduce<T, N, BackwardReduceTerm>(a, columns);
+}
+
+template <typename T, int N>
+__device__ void Backward(const Arguments& a, bool columns) {
+  if (UsesBatch(a)) {
+    Apply<T, N, BatchBackwardFormula>(a, columns);
+  } else {
+    Apply<T, N, MovingBackwardFormula>(a, columns);
+  }
+}
+
+}  // namespace gpu
+}  // namespace mxbn
+
+// The kernels, by names that the host can look up: mxbn_statistics_rows_float32 and so on.
+#define MXBN_KERNEL(name, Function, suffix, T, columns)                        \
+  extern "C" __global__ void __launch_bounds__(mxbn::gpu::kThreads)            \
+      mxbn_##name##_##suffix(const mxbn::gpu::Arguments a) {                   \
+    if (a.vectors) {                                                           \
+      mxbn::gpu::Function<T, mxbn::gpu::kAccessBytes / sizeof(T)>(a, columns); \
+    } else {                                                                   \
+      mxbn::gpu::Function<T, 1>(a, columns);                                   \
+    }                                                                          \
+  }
+#define MXBN_FINISH_KERNEL(name, Function, suffix, T)               \
+  extern "C" __global__ void __launch_bounds__(mxbn::gpu::kThreads) \
+      mxbn_##name##_##suffix(const mxbn::gpu::Arguments a) {        \
+    mxbn::gpu::Function<T>(a);                                      \
+  }
+#define MXBN_KERNELS(suffix, T)                                         \
+  MXBN_KERNEL(statistics_rows, Statistics, suffix, T, false)            \
+  MXBN_KERNEL(statistics_columns, Statistics, suffix, T, true)          \
+  MXBN_FINISH_KERNEL(forward_finish, ForwardFinish, suffix, T)          \
+  MXBN_KERNEL(forward_rows, Forward, suffix, T, false)                  \
+  MXBN_KERNEL(forward_columns, Forward, suffix, T, true)                \
+  MXBN_KERNEL(backward_reduce_rows, BackwardReduce, suffix, T, false)   \
+  MXBN_KERNEL(backward_reduce_columns, BackwardReduce, suffix, T, true) \
+  MXBN_FINISH_KERNEL(backward_finish, BackwardFinish, suffix, T)        \
+  MXBN_KERNEL(backward_rows, Backward, suffix, T, false)                \
+  MXBN_KERNEL(backward_columns, Backward, suffix, T, true)
+
+MXBN_KERNELS(float16, mxbn::gpu::Half)
+MXBN_KERNELS(float32, float)
+MXBN_KERNELS(float64, double)

@@ -1,0 +1,178 @@
+"""Runs passes on the fake GPU, through the exports of the library, in a process of their own."""
+
+import ctypes
+import math
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+
+GUARD = 64  # bytes around each array that nothing may change
+DEVICES = 16
+RESULTS = ("y", "mean", "inv_std", "x", "gamma", "beta")  # of forward, and the gradients
+
+
+def start_process(driver, capabilities="8.0"):
+    """A process with a fake driver, whose submit(f, ...) runs f there: a crash stays there too."""
+    return ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), _load, (str(driver), capabilities)
+    )
+
+
+def _load(driver, capabilities):
+    os.environ["FAKE_CUDA_DEVICES"] = str(DEVICES)
+    os.environ["FAKE_CUDA_COMPUTE_CAPABILITY"] = capabilities
+    ctypes.CDLL(driver, ctypes.RTLD_GLOBAL)  # dlopen("libcuda.so.1") now finds this one
+
+
+class Memory:
+    """Arrays in the memory of the fake GPU, filled with what is NaN in every type."""
+
+    def __init__(self):
+        self._blocks = []
+
+    def empty(self, shape, dtype, offset=0):
+        """An array whose address is `offset` values beyond a multiple of 16 bytes."""
+        item = np.dtype(dtype).itemsize
+        size, skipped = math.prod(shape) * item, offset * item
+        block = np.full(GUARD + 16 + skipped + size + GUARD, 0xFF, "uint8")
+        start = GUARD + -(block.ctypes.data + GUARD) % 16 + skipped
+        self._blocks.append((block, start, start + size))
+        return block[start : start + size].view(dtype).reshape(shape)
+
+    def array(self, values, dtype, offset=0):
+        result = self.empty(values.shape, dtype, offset)
+        result[...] = values
+        return result
+
+    def allocate(self, count):
+        return self.empty((count,), "float64").ctypes.data
+
+    def check(self):
+        for block, start, end in self._blocks:
+            assert (block[:start] == 0xFF).all(), "a kernel wrote before an array"
+            assert (block[end:] == 0xFF).all(), "a kernel wrote beyond an array"
+
+
+def address(array):
+    return None if array is None or array.size == 0 else array.ctypes.data
+
+
+def run(
+    d, is_train, requests=None, fill=0.0, offset=0, in_place=False, device=0, seed=0, **attributes
+):
+    """Forward and backward of a drawing: what they write, under the names of test_operator.
+
+    requests are "write" (the default), "add" or "null", per result; fill is what results that are
+    added to hold before. With in_place, y is written over x.
+    """
+    os.environ["MXBN_EMULATION_SEED"] = str(seed)
+    memory, requests = Memory(), {**dict.fromkeys(RESULTS, "write"), **(requests or {})}
+    inputs = SimpleNamespace(
+        x=memory.array(d.x, d.dtype, offset),
+        dy=memory.array(d.dy, d.dtype, offset),
+        **{
+            name: memory.array(getattr(d, name), d.param)
+            for name in ("gamma", "beta", "moving_mean", "moving_var")
+        },
+        saved=memory.empty((2 * len(d.gamma) + 1,), "float64"),
+    )
+    results = {}
+    for name, request in requests.items():
+        of_data = name in ("x", "y")
+        array = memory.empty(
+            d.shape if of_data else d.gamma.shape,
+            d.dtype if of_data else d.param,
+            offset if of_data else 0,
+        )
+        if request == "add":
+            array[...] = fill
+        results[name] = None if request == "null" else array
+    if in_place:
+        results["y"] = inputs.x
+    plan = _forward(d, is_train, inputs, results, requests, memory, device, **attributes)
+    if in_place:
+        results["y"] = inputs.x.copy()
+        inputs.x[...] = d.x
+    stepped = inputs.moving_mean.copy(), inputs.moving_var.copy()
+    inputs.moving_mean[...] = inputs.moving_var[...] = np.nan  # of no use to backward
+    _backward(d, inputs, results, requests, memory, device, attributes.get("fix_gamma", True))
+    memory.check()
+    for name in ("x", "dy", "gamma", "beta"):
+        np.testing.assert_array_equal(getattr(inputs, name), getattr(d, name), f"{name} was written")
+    return SimpleNamespace(
+        **{name: results[name] for name in ("y", "mean", "inv_std")},
+        **{name: SimpleNamespace(grad=results[name]) for name in ("x", "gamma", "beta")},
+        saved=inputs.saved,
+        moving_mean=stepped[0],
+        moving_var=stepped[1],
+        plan=plan,
+    )
+
+
+def _forward(
+    d, is_train, inputs, results, requests, memory, device, *,
+    fix_gamma=True, eps=1e-3, momentum=0.9, use_global_stats=False, use_batch_stats=False,
+):  # fmt: skip
+    from mxbn import _gpu  # in this process alone
+
+    arguments = _gpu.Arguments(
+        **_common(d, inputs, fix_gamma),
+        **_results(("y", "mean", "inv_std"), results, requests),
+        beta=address(inputs.beta),
+        moving_mean=address(inputs.moving_mean),
+        moving_var=address(inputs.moving_var),
+        eps=eps,
+        momentum=momentum,
+        use_batch=use_batch_stats or (is_train and not use_global_stats),
+        step=is_train and not use_global_stats,
+    )
+    _gpu.forward(arguments, d.dtype, memory.allocate, device=device)
+    return {
+        "form": "columns" if arguments.columns else "rows",
+        "vectors": bool(arguments.vectors),
+        "splits": arguments.splits,
+    }
+
+
+def _backward(d, inputs, results, requests, memory, device, fix_gamma):
+    from mxbn import _gpu
+
+    arguments = _gpu.Arguments(
+        **_common(d, inputs, fix_gamma),
+        **_results(("x", "gamma", "beta"), results, requests),
+        dy=address(inputs.dy),
+    )
+    _gpu.backward(arguments, d.dtype, memory.allocate, device=device)
+
+
+def _common(d, inputs, fix_gamma):
+    axis = d.axis % len(d.shape)
+    return {
+        "outer": math.prod(d.shape[:axis]),
+        "channels": d.shape[axis],
+        "inner": math.prod(d.shape[axis + 1 :]),
+        "x": address(inputs.x),
+        "gamma": None if fix_gamma else address(inputs.gamma),
+        "saved": address(inputs.saved),
+    }
+
+
+def _results(names, results, requests):
+    fields = {}
+    for field, name in zip(("out", "first", "second"), names):
+        fields[field] = address(results[name])
+        fields[field + "_add"] = requests[name] == "add"
+    return fields
+
+
+def describe(number):
+    """The image that a GPU gets, or what is wrong."""
+    from mxbn import _gpu
+
+    try:
+        return _gpu.describe(number).image.decode()
+    except RuntimeError as error:
+        return str(error)
