@@ -12,7 +12,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "src" / "operator"
 KERNELS = "batch_norm_kernels.cuh"
-HEADER = "batch_norm_gpu_arguments.h"  # the one that the kernels include
+HEADERS = ("batch_norm_gpu_arguments.h", "counter.h")  # those that the kernels include
 OPTIONS = ("--std=c++14",)
 REQUIREMENT = "nvidia-cuda-nvrtc-cu11==11.8.89"  # as in pyproject.toml
 
@@ -55,14 +55,15 @@ class Program:
         self._library = ctypes.CDLL(library)
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         self._program = ctypes.c_void_p()
+        texts = ctypes.c_char_p * len(HEADERS)
         self._call(
             "CreateProgram",
             ctypes.byref(self._program),
             (SOURCES / KERNELS).read_bytes(),
             KERNELS.encode(),
-            1,
-            ctypes.byref(ctypes.c_char_p((SOURCES / HEADER).read_bytes())),
-            ctypes.byref(ctypes.c_char_p(HEADER.encode())),
+            len(HEADERS),
+            texts(*[(SOURCES / name).read_bytes() for name in HEADERS]),
+            texts(*[name.encode() for name in HEADERS]),
         )
 
     def compile(self, image):
@@ -98,7 +99,7 @@ def build(image, folder):
     """Compile an image, unless the folder holds it, of the same texts and the same compiler."""
     library, version = find_nvrtc()
     key = hashlib.sha256(repr((image, OPTIONS, version)).encode())
-    for name in (KERNELS, HEADER):
+    for name in (KERNELS, *HEADERS):
         key.update((SOURCES / name).read_bytes())
     target = image_file(image, folder)
     key_file = target.with_suffix(".key")

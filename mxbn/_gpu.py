@@ -44,6 +44,7 @@ class Arguments(ctypes.Structure):
         ("out_add", ctypes.c_int),
         ("first_add", ctypes.c_int),
         ("second_add", ctypes.c_int),
+        ("counters", ctypes.c_void_p),
     )
 
 

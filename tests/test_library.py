@@ -336,6 +336,7 @@ def test_library_shows_nothing_else():
         "mxbn_use_onednn_layouts",
         "mxbn_uses_onednn_layouts",
         "mxbn_onednn_layout_passes",
+        "mxbn_count",
         "mxbn_gpu_count",
         "mxbn_gpu_describe",
         "mxbn_gpu_plan",

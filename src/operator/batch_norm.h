@@ -3,6 +3,7 @@
 #ifndef MXBN_OPERATOR_BATCH_NORM_H_
 #define MXBN_OPERATOR_BATCH_NORM_H_
 
+#include <atomic>
 #include <cstdint>
 
 namespace mxbn {
@@ -82,6 +83,7 @@ struct ForwardArguments {
   P* moving_var;
   Result<T> y;
   Saved saved;
+  std::atomic<int64_t>* skipped;  // counts the channels that were not stepped; null: nobody counts
 };
 
 template <typename T>

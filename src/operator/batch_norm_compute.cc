@@ -3,6 +3,7 @@
 #include <string>
 
 #include "batch_norm_cpu.h"
+#include "counters.h"
 
 namespace mxbn {
 namespace {
@@ -35,6 +36,11 @@ void Show(const double* values, int64_t channels, const mxnet::TBlob& out,
   }
 }
 
+// Two executors that share a layer may run at once.
+void Count(long long* counter, int64_t events) {
+  __atomic_fetch_add(counter, events, __ATOMIC_RELAXED);
+}
+
 // The saved output is float64 of any data: mean, 1/sqrt(var + eps), and whether the batch was used.
 template <typename T>
 void Forward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
@@ -59,7 +65,15 @@ void Forward(const NodeParam& param, bool is_train, const View& view, const Blob
   a.moving_var = Pointer<P>(in[kMovingVar]);
   a.y = ResultFor<T>(out[kOutput], request[kOutput]);
   a.saved = SavedIn(saved, view.channels);
+  long long* const counters = CountersOf(a.moving_mean);
+  std::atomic<int64_t> skipped{0};
+  a.skipped = counters != nullptr ? &skipped : nullptr;
   ForwardCpu(a);
+  if (counters != nullptr) {
+    Count(&counters[a.use_batch ? kBatchForwards : kMovingForwards], 1);
+    Count(&counters[kStepForwards], a.step);
+    Count(&counters[kSkippedChannels], skipped);
+  }
   saved[2 * view.channels] = a.use_batch;
   Show<T>(a.saved.mean, view.channels, out[kMean], request[kMean]);
   Show<T>(a.saved.inv_std, view.channels, out[kInvStd], request[kInvStd]);

@@ -133,7 +133,10 @@ class ForwardPass {
   // moving = momentum * moving + (1 - momentum) * batch, unless the batch is not finite (also as
   // the stored type sees it).
   void Step(int64_t c, double mean, double var) {
-    if (!std::isfinite(static_cast<C>(mean)) || !std::isfinite(static_cast<C>(var))) return;
+    if (!std::isfinite(static_cast<C>(mean)) || !std::isfinite(static_cast<C>(var))) {
+      if (a_.skipped != nullptr) ++*a_.skipped;
+      return;
+    }
     const double old = a_.momentum, fresh = 1 - a_.momentum;
     a_.moving_mean[c] = static_cast<C>(old * static_cast<double>(a_.moving_mean[c]) + fresh * mean);
     a_.moving_var[c] = static_cast<C>(old * static_cast<double>(a_.moving_var[c]) + fresh * var);

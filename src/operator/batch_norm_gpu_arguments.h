@@ -43,6 +43,8 @@ struct Arguments {
   void* first;
   void* second;
   int out_add, first_add, second_add;  // added to what is there, not written
+
+  long long* counters;  // what guarded training counts (counter.h); null: nothing
 };
 
 }  // namespace gpu

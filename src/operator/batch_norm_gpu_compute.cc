@@ -1,6 +1,7 @@
 // FCompute<gpu>: the passes are started on MXNet's stream, which its engine waits for.
 #include "batch_norm_compute.h"
 #include "batch_norm_gpu.h"
+#include "counters.h"
 
 namespace mxbn {
 namespace {
@@ -70,6 +71,7 @@ void ForwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& con
   a.momentum = param.momentum;
   a.use_batch = param.UsesBatch(is_train);
   a.step = param.Steps(is_train) && !param.is_mirror;
+  a.counters = CountersOf(a.moving_mean);
   a.saved = static_cast<double*>(out[kSaved].dptr_);
   // A Monitor looks at outputs that nobody requested: these are written where they have memory.
   a.first = out[kMean].dptr_;

@@ -10,6 +10,7 @@
 // Sums are kept in float, compensated, about a pivot (double for float64), and added up in a fixed
 // order: every run gives the same bits.
 #include "batch_norm_gpu_arguments.h"
+#include "counter.h"
 
 #ifdef MXBN_CUDA_EMULATION
 #include "float16.h"
@@ -73,6 +74,9 @@ __device__ inline void Store(void* tensor, long long i, const Pack<T, N>& pack) 
   *reinterpret_cast<Pack<T, N>*>(static_cast<T*>(tensor) + i) = pack;
 }
 
+__device__ inline float Fma(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ inline double Fma(double a, double b, double c) { return fma(a, b, c); }
+
 // A sum of many values. In float it carries what additions lose (Knuth's TwoSum).
 template <typename C>
 struct Sum {
@@ -125,6 +129,11 @@ struct Split {
 };
 
 __device__ inline bool UsesBatch(const Arguments& a) { return a.saved[2 * a.channels] != 0; }
+// Whether a backward needs its two sums: in moving mode, dx does not. Only `saved`, on the device,
+// knows the mode.
+__device__ inline bool NeedsSums(const Arguments& a) {
+  return UsesBatch(a) || a.second != nullptr || (a.first != nullptr && a.gamma != nullptr);
+}
 template <typename C>
 __device__ double Gamma(const Arguments& a, long long channel) {
   return a.gamma == nullptr ? 1.0 : static_cast<double>(static_cast<const C*>(a.gamma)[channel]);
@@ -140,7 +149,7 @@ struct StatisticsTerm {
   __device__ void Add(Compute<T> x, Compute<T>, Compute<T>* first, Compute<T>* second) const {
     const Compute<T> d = x - centre;
     *first += d;
-    *second += d * d;
+    *second = Fma(d, d, *second);
   }
 };
 template <typename T>
@@ -155,7 +164,7 @@ struct BackwardReduceTerm {
   }
   __device__ void Add(Compute<T> x, Compute<T> dy, Compute<T>* first, Compute<T>* second) const {
     *first += dy;
-    *second += dy * ((x - mean_high) - mean_low);
+    *second = Fma(dy, (x - mean_high) - mean_low, *second);
   }
 };
 
@@ -436,23 +445,51 @@ __device__ inline void Apply(const Arguments& a, bool columns) {
   }
 }
 
-// The two sums of a channel, in all lanes of the warp that calls, in a fixed order.
+template <typename C>
+__device__ bool IsFinite(C value) {
+  return value - value == 0;
+}
+
+// The two sums of a channel.
 struct Sums {
   double first = 0, second = 0;
-
-  __device__ Sums(const Arguments& a, long long channel) {
-    const int lane = threadIdx.x % kWarp;
-    const int columns = a.columns ? static_cast<int>(a.inner) : 1;  // then below a warp
-    const long long width = a.channels * columns;
-    for (int i = lane; i < a.splits * columns; i += kWarp) {
-      const long long at = 2 * (i / columns) * width + channel * columns + i % columns;
-      first += a.parts[at];
-      second += a.parts[at + width];
-    }
-    first = WarpSum(first);
-    second = WarpSum(second);
-  }
 };
+
+// Adds up what the lanes of a warp have, in a fixed order, for all of them.
+__device__ inline Sums WarpSum(const Sums& sums) {
+  return {WarpSum(sums.first), WarpSum(sums.second)};
+}
+
+// From the parts of the reduction.
+__device__ inline Sums SumParts(const Arguments& a, long long channel) {
+  const int lane = threadIdx.x % kWarp;
+  const int columns = a.columns ? static_cast<int>(a.inner) : 1;  // then below a warp
+  const long long width = a.channels * columns;
+  Sums sums;
+  for (int i = lane; i < a.splits * columns; i += kWarp) {
+    const long long at = 2 * (i / columns) * width + channel * columns + i % columns;
+    sums.first += a.parts[at];
+    sums.second += a.parts[at + width];
+  }
+  return WarpSum(sums);
+}
+
+// From the values again, in double: for sums of float that it cannot hold, which is rare. Adds up
+// add(index) for every value of the channel.
+template <typename F>
+__device__ __noinline__ Sums SumAgain(const Arguments& a, long long channel, const F& add) {
+  Sums sums;
+#pragma unroll 1
+  for (long long i = threadIdx.x % kWarp; i < a.outer * a.inner; i += kWarp) {
+    const long long row = i / a.inner;
+    add((row * a.channels + channel) * a.inner + i - row * a.inner, &sums);
+  }
+  return WarpSum(sums);
+}
+template <typename T>
+__device__ double At(const void* tensor, long long index) {
+  return static_cast<double>(ToCompute(static_cast<const T*>(tensor)[index]));
+}
 
 // The channel that the calling warp finishes, which may be beyond the last.
 __device__ inline long long WarpsChannel() {
@@ -466,16 +503,16 @@ __device__ void Show(void* result, long long channel, double value, bool add) {
   *at = static_cast<C>(add ? static_cast<double>(*at) + value : value);
 }
 
-template <typename C>
-__device__ bool IsFinite(C value) {
-  return value - value == 0;
-}
-
 // moving = momentum * moving + (1 - momentum) * batch, unless the batch is not finite (also as the
 // stored type sees it).
 template <typename C>
 __device__ void StepMoving(const Arguments& a, long long channel, double mean, double var) {
-  if (!IsFinite(static_cast<C>(mean)) || !IsFinite(static_cast<C>(var))) return;
+  if (!IsFinite(static_cast<C>(mean)) || !IsFinite(static_cast<C>(var))) {
+    if (a.counters != nullptr) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(a.counters + kSkippedChannels), 1ull);
+    }
+    return;
+  }
   C* moving_mean = static_cast<C*>(a.moving_mean) + channel;
   C* moving_var = static_cast<C*>(a.moving_var) + channel;
   const double fresh = 1 - a.momentum;
@@ -499,9 +536,19 @@ __device__ void ForwardFinish(const Arguments& a) {
   const bool batch = a.use_batch && n > 0;
   double mean = 0, var = 0;
   if (batch) {
-    const Sums sums(a, channel);
+    Sums sums = SumParts(a, channel);
+    double centre = static_cast<double>(Pivot<T>(a, channel));
+    // Squares beyond the range of float; below it, they matter beside no eps but the smallest.
+    if (!IsFinite(sums.second) || (sums.second < n * 1e-30 && a.eps < 1e-20)) {
+      centre = At<T>(a.x, channel * a.inner);
+      sums = SumAgain(a, channel, [&](long long index, Sums* each) {
+        const double d = At<T>(a.x, index) - centre;
+        each->first += d;
+        each->second += d * d;
+      });
+    }
     const double shift = sums.first / n;
-    mean = static_cast<double>(Pivot<T>(a, channel)) + shift;
+    mean = centre + shift;
     var = sums.second / n - shift * shift;
     if (var < 0) var = 0;  // by rounding only
   }
@@ -520,7 +567,13 @@ __device__ void ForwardFinish(const Arguments& a) {
   a.saved[a.channels + channel] = inv_std;
   a.terms[channel] = gamma * inv_std;
   a.terms[a.channels + channel] = beta;
-  if (channel == 0) a.saved[2 * a.channels] = a.use_batch;
+  if (channel == 0) {
+    a.saved[2 * a.channels] = a.use_batch;
+    if (a.counters != nullptr) {
+      ++a.counters[a.use_batch ? kBatchForwards : kMovingForwards];
+      a.counters[kStepForwards] += a.step;
+    }
+  }
   Show<C>(a.first, channel, mean, a.first_add);
   Show<C>(a.second, channel, inv_std, a.second_add);
 }
@@ -532,8 +585,16 @@ __device__ void BackwardFinish(const Arguments& a) {
   const long long channel = WarpsChannel();
   if (channel >= a.channels) return;
   double dbeta = 0, dgamma = 0;
-  if (a.outer * a.inner > 0) {
-    const Sums sums(a, channel);
+  if (a.outer * a.inner > 0 && NeedsSums(a)) {
+    Sums sums = SumParts(a, channel);
+    if (!IsFinite(sums.first) || !IsFinite(sums.second)) {
+      const double mean = a.saved[channel];
+      sums = SumAgain(a, channel, [&](long long index, Sums* each) {
+        const double dy = At<T>(a.dy, index);
+        each->first += dy;
+        each->second += dy * (At<T>(a.x, index) - mean);
+      });
+    }
     dbeta = sums.first;
     dgamma = sums.second * a.saved[a.channels + channel];
   }
@@ -556,9 +617,7 @@ __device__ void Forward(const Arguments& a, bool columns) {
 
 template <typename T, int N>
 __device__ void BackwardReduce(const Arguments& a, bool columns) {
-  // In moving mode dx needs no sums. What the host wants is known here alone, with `saved`.
-  const bool wanted = a.second != nullptr || (a.first != nullptr && a.gamma != nullptr);
-  if (UsesBatch(a) || wanted) Reduce<T, N, BackwardReduceTerm>(a, columns);
+  if (NeedsSums(a)) Reduce<T, N, BackwardReduceTerm>(a, columns);
 }
 
 template <typename T, int N>

@@ -49,6 +49,10 @@ T ShuffleXor(unsigned mask, T value, int lane_mask, int line) {
   return value;
 }
 
+inline unsigned long long AtomicAdd(unsigned long long* sum, unsigned long long term) {
+  return __atomic_fetch_add(sum, term, __ATOMIC_RELAXED);
+}
+
 }  // namespace cuda_emulation
 
 #define __global__ __attribute__((visibility("default")))  // to be found by dlsym
@@ -58,6 +62,7 @@ T ShuffleXor(unsigned mask, T value, int lane_mask, int line) {
 #define __shared__ static thread_local  // a thread of the system runs one block at a time
 #define threadIdx (cuda_emulation::current->thread)
 #define blockIdx (cuda_emulation::current->block)
+#define atomicAdd cuda_emulation::AtomicAdd
 #define __syncthreads() cuda_emulation::SyncBlock(__LINE__)
 #define __syncwarp() cuda_emulation::SyncWarp(0xffffffffu, __LINE__)
 #define __shfl_xor_sync(mask, value, lane_mask) \

@@ -1,0 +1,1 @@
+"""Tools around the layer: models taken apart, examined, changed and saved."""
