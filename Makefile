@@ -1,15 +1,18 @@
 # make demo   builds and installs the package in .venv and runs the demo
 # make test   the same, and runs every test
+# make test-gpu-fake  runs them in the mxnet-cu112 wheel, without a GPU
 # make bench  measures against MXNet's operator, PyTorch if it is installed, and a plain copy
 # make lint   format, lint and types
+# make notebooks  runs the notebooks from top to bottom, with their assertions
+# make docs   renders them in build/docs
 # PYTHON=python3.8 chooses another Python (3.8 to 3.11), VENV=.venv38 another folder.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SOURCES := $(wildcard src/operator/* mxbn/*.py mxbn/*/*.py) setup.py pyproject.toml
+SOURCES := $(wildcard src/operator/* mxbn/*.py mxbn/*/*.py) setup.py build_images.py pyproject.toml
 
-.PHONY: demo test bench lint format wheel clean
+.PHONY: demo test test-gpu-fake bench notebooks docs lint format wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m mxbn demo
@@ -17,13 +20,23 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/pytest
 
+notebooks: $(VENV)/docs
+	$(BIN)/pytest --nbmake notebooks
+
+docs: $(VENV)/docs
+	$(BIN)/python notebooks/render.py build/docs
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet '.[docs]'
+	touch $@
+
 bench: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet '.[bench]'
 	$(BIN)/python benchmarks/batch_norm.py
 
 # Installed anew whenever a source is newer; the compiled parts are made by setup.py.
 $(VENV)/installed: $(VENV)/tools $(SOURCES)
-	$(BIN)/python -m pip install --quiet '.[cpu,demo,test]'
+	$(BIN)/python -m pip install --quiet '.[cpu,demo,tools,test]'
 	touch $@
 
 $(VENV)/tools:
@@ -37,16 +50,45 @@ $(VENV)/tools:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	touch $@
 
+# On fake GPUs (see tests/cuda/fake_libraries.py), then on the CPU. The wheel, of 499 MB, is kept.
+GPU_FAKE := build/gpu-fake
+GPU_FAKE_BIN := $(GPU_FAKE)/venv/bin
+GPU_FAKE_ENVIRONMENT := LD_LIBRARY_PATH=$(CURDIR)/$(GPU_FAKE)/libraries FAKE_CUDA_DEVICES=2 \
+  MXNET_USE_FUSION=0
+GPU_TESTS := $(patsubst %,tests/test_%.py,operator golden errors symbol gluon threads processes gpu)
+
+test-gpu-fake: $(GPU_FAKE)/venv/installed $(GPU_FAKE)/libraries/made
+	$(GPU_FAKE_ENVIRONMENT) MXBN_TEST_DEVICE=gpu $(GPU_FAKE_BIN)/pytest -rs $(GPU_TESTS)
+	$(GPU_FAKE_ENVIRONMENT) $(GPU_FAKE_BIN)/pytest -rs --ignore=tests/test_gpu.py
+
+$(GPU_FAKE)/libraries/made: $(GPU_FAKE)/venv/mxnet $(wildcard tests/cuda/* src/operator/*)
+	$(GPU_FAKE_BIN)/python tests/cuda/fake_libraries.py \
+	  $(GPU_FAKE)/venv/lib/python*/site-packages/mxnet/libmxnet.so $(@D)
+	touch $@
+
+$(GPU_FAKE)/venv/installed: $(GPU_FAKE)/venv/mxnet $(SOURCES)
+	$(GPU_FAKE_BIN)/python -m pip install --quiet '.[cu112,demo,tools,test]'
+	touch $@
+
+$(GPU_FAKE)/venv/mxnet: $(GPU_FAKE)/wheels/downloaded
+	$(MAKE) $(GPU_FAKE)/venv/tools VENV=$(GPU_FAKE)/venv
+	$(GPU_FAKE_BIN)/python -m pip install --quiet $(GPU_FAKE)/wheels/*.whl
+	touch $@
+
+$(GPU_FAKE)/wheels/downloaded:
+	$(PYTHON) -m pip download --quiet --no-deps --dest $(@D) mxnet-cu112==1.9.1
+	touch $@
+
 lint: $(VENV)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run -Werror src/operator/*.h src/operator/*.cc
+	$(BIN)/clang-format --dry-run -Werror src/operator/*.h src/operator/*.cc src/operator/*.cuh tests/cuda/*.cc tests/cuda/*.h
 	$(BIN)/mypy
 
 format: $(VENV)/lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i src/operator/*.h src/operator/*.cc
+	$(BIN)/clang-format -i src/operator/*.h src/operator/*.cc src/operator/*.cuh tests/cuda/*.cc tests/cuda/*.h
 
 $(VENV)/lint: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet '.[lint]'

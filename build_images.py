@@ -122,8 +122,8 @@ HEAD = r"""// Made by build_images.py.
       ".type mxbn_image_" #name ", @object\n"                     \
       "mxbn_image_" #name ":\n"                                   \
       ".incbin \"" file "\"\n"                                    \
-      ".size mxbn_image_" #name ", . - mxbn_image_" #name "\n"    \
       ".byte 0\n"                                                 \
+      ".size mxbn_image_" #name ", . - mxbn_image_" #name "\n"    \
       ".popsection\n");                                           \
   extern "C" __attribute__((visibility("hidden"))) const char mxbn_image_##name[];
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 
+import gpu_cases
 import gpu_report
 import gpu_speed
 import gpu_values
@@ -39,6 +40,8 @@ TOOL_FOUND_ERRORS = 99  # the status by which a tool tells that
 def main(arguments=None):
     options = parse(arguments)
     try:
+        if options.output:
+            os.makedirs(options.output, exist_ok=True)
         memory, torch = open_gpu(options)
     except (ImportError, OSError, RuntimeError) as error:
         print(f"gpu_check: {error}", file=sys.stderr)
@@ -46,7 +49,6 @@ def main(arguments=None):
     results = check(options, memory, torch)
     text = gpu_report.markdown(results)
     if options.output:
-        os.makedirs(options.output, exist_ok=True)
         path = os.path.join(options.output, NAME)
         report.write_json(path + ".json", results)
         report.write_text(path + ".md", text)
@@ -97,34 +99,48 @@ def open_gpu(options):
 def check(options, memory, torch):
     results = {"environment": environment(memory, torch), "parts": {}, "sanitizer": {}}
     results.update(speed=[], verdicts=[])
-    values, bits = gpu_values.Findings(), gpu_values.Findings()
-    for one in gpu_values.value_checks(options.quick):
-        progress(one.text)
-        gpu_values.check_values(memory, one, values)
-    results["parts"]["Values"] = values.summary()
+    steps = {"Values": check_values}
     if not options.sanitized:
-        times = 3 if options.fake else 20 if options.quick else 100
-        for one in gpu_values.repeat_checks(options.quick):
-            progress(f"{one.text}, {times} times")
-            gpu_values.check_repeats(memory, one, times, bits)
-        results["parts"][f"Same bits in {times} runs"] = bits.summary()
+        steps["Bits of repeated runs"] = check_bits
     if torch and not options.sanitized:
-        check_large(options, torch, results)
+        steps["Large tensors, and bits of repeated runs"] = check_large
+    for title, step in steps.items():
+        findings = gpu_values.Findings()
+        try:
+            step(options, memory, findings, results)
+        except RuntimeError as error:  # of the driver or torch: later steps may still work
+            findings.expect(False, f"{type(error).__name__}: {error}")
+        results["parts"][title] = findings.summary()
+    if torch and not options.sanitized:
         results["sanitizer"] = sanitize(options)
     results["failed"] = sum(len(part["failures"]) for part in results["parts"].values())
-    results["failed"] += sum("failed" in said for said in results["sanitizer"].values())
+    results["failed"] += sum(said.startswith("failed") for said in results["sanitizer"].values())
     return results
 
 
-def check_large(options, torch, results):
-    findings = gpu_values.Findings()
-    left_out = "a quick run" if options.quick else gpu_speed.check_huge(torch, findings, progress)
+def check_values(options, memory, findings, _):
+    for one in gpu_cases.value_checks(options.quick):
+        progress(one.text)
+        gpu_values.check_values(memory, one, findings)
+
+
+def check_bits(options, memory, findings, _):
+    times = 3 if options.fake else 20 if options.quick else 50
+    for one in gpu_cases.repeat_checks(options.quick):
+        progress(f"{one.text}, {times} times")
+        gpu_values.check_bits(memory, one, times, findings)
+
+
+def check_large(options, memory, findings, results):
+    left_out = "a quick run"
+    if not options.quick:
+        left_out = gpu_speed.check_huge(memory.torch, findings, progress)
     if left_out:
         results["environment"]["without tensors of more than 2**31 values"] = left_out
-    rows, implementations = gpu_speed.check_speed(torch, options.quick, findings, progress)
-    results["environment"]["PyTorch's batch_norm"] = ", ".join(implementations)
-    results["parts"]["Large tensors, and bits of them"] = findings.summary()
-    results.update(speed=rows, verdicts=gpu_report.verdicts(rows))
+    for row, implementation in gpu_speed.rows(memory.torch, options.quick, findings, progress):
+        results["speed"].append(row)
+        results["environment"]["PyTorch's batch_norm"] = implementation
+    results["verdicts"] = gpu_report.verdicts(results["speed"])
 
 
 def environment(memory, torch):

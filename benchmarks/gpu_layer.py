@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from gpu_values import EPS, MOMENTUM, View
+from gpu_cases import EPS, View
+from gpu_values import MOMENTUM
 
 from mxbn import _gpu
 

@@ -100,24 +100,24 @@ def markdown(results):
         parts.append("## compute-sanitizer\n\n" + "".join(lines))
     if results["speed"]:
         parts.append(SPEED)
-        parts.append(report._table(results["verdicts"], _VERDICT_COLUMNS))
+        parts.append(report.table(results["verdicts"], _VERDICT_COLUMNS))
         for dtype in ITEM_BYTES:
             for work in WORKS:
                 rows = [r for r in results["speed"] if (r["dtype"], r["work"]) == (dtype, work)]
-                parts.append(f"### {work}, {dtype}\n\n{report._table(rows, _speed_columns())}")
+                parts.append(f"### {work}, {dtype}\n\n{report.table(rows, _speed_columns())}")
     failed = results["failed"]
     parts.append(f"**{failed} failed**\n" if failed else "**Nothing failed**\n")
     return "\n".join(parts)
 
 
 def _findings(name, part):
-    text = f"## {name}\n\n{part['checks']} checks, {len(part['failures'])} failed.\n"
+    text = f"## {name}\n\n{part['comparisons']} comparisons, {len(part['failures'])} failed.\n"
     if part["worst"]:
         text += "Largest errors, in units of rounding (in brackets: how many are allowed):\n\n"
         names = list(dict.fromkeys(name for worst in part["worst"].values() for name in worst))
         columns = {"dtype": lambda row: row[0]}
         columns.update((name, _worst(name)) for name in names)
-        text += report._table(part["worst"].items(), columns)
+        text += report.table(part["worst"].items(), columns)
     if part["failures"]:
         text += "\n" + "".join(f"- {failure}\n" for failure in part["failures"])
     return text
@@ -146,11 +146,11 @@ def _speed_columns():
     columns = {"layout": lambda row: row["layout"], "data": _shape}
     peers = ("mxbn", "PyTorch", "copy")
     for peer in peers:
-        columns[f"{peer} ms"] = report._value("peers", peer, "ms")
+        columns[f"{peer} ms"] = report.value("peers", peer, "ms")
     for peer in peers:
-        columns[f"{peer} GB/s"] = report._value("peers", peer, "gb_per_s")
+        columns[f"{peer} GB/s"] = report.value("peers", peer, "gb_per_s")
     for ratio in ("PyTorch", "copy", "bound", "bound if read once"):
-        columns[f"÷ {ratio}"] = report._value("ratios", ratio)
+        columns[f"÷ {ratio}"] = report.value("ratios", ratio)
     return columns
 
 

@@ -5,9 +5,10 @@ import time
 from types import SimpleNamespace
 
 from cases import RESNET_50, Case
+from gpu_cases import EPS
 from gpu_layer import Layer
 from gpu_report import ITEM_BYTES, WORKS, speed_row
-from gpu_values import EPS, MOMENTUM, PARAMETERS, errors
+from gpu_values import MOMENTUM, PARAMETERS, errors
 
 BATCH = 128
 REPEATS = 5
@@ -37,23 +38,23 @@ def check_huge(torch, findings, progress):
     return None
 
 
-def check_speed(torch, quick, findings, progress):
-    """Return a row for each work, compared before it was timed, and what torch computed with."""
-    rows, implementations = [], set()
+def rows(torch, quick, findings, progress):
+    """Yield, for each work, a row of the report and what torch computed with.
+
+    What mxbn computes is compared before it is timed.
+    """
     for case in RESNET_CASES[::5] if quick else RESNET_CASES:
         for dtype, item_bytes in ITEM_BYTES.items():
             what = f"{case.text} {case.group} {dtype}"
             progress(what)
-            tensor_bytes = math.prod(case.shape) * item_bytes
-            places = -(-ROTATED_BYTES // (2 * tensor_bytes))
+            places = -(-ROTATED_BYTES // (2 * item_bytes * math.prod(case.shape)))
             layer = Layer(torch, case, dtype, places)
             compare(torch, layer, what, findings)
-            implementations.add(layer.torch_save(layer.places[0]))
+            implementation = layer.torch_save(layer.places[0])
             for work in WORKS:
                 times = take_turns(torch, ways(layer, work), 0.1 if quick else 0.3)
                 per_place = {peer: [t / places for t in all_] for peer, all_ in times.items()}
-                rows.append(speed_row(case, dtype, work, per_place))
-    return rows, sorted(implementations)
+                yield speed_row(case, dtype, work, per_place), implementation
 
 
 def compare(torch, layer, what, findings):
@@ -73,7 +74,8 @@ def compare(torch, layer, what, findings):
                     torch.equal(value, kept[name]), f"{what}: another run gave other bits of {name}"
                 )
         mode = "training" if train else "moving statistics"
-        compare_values(layer, place, before, kept, f"{what}, {mode}", findings)
+        for triples in errors_by_channels(layer, before, kept, train):
+            findings.take(f"{what}, {mode}", layer.dtype, triples)
 
 
 def results(layer, place, train):
@@ -87,22 +89,21 @@ def results(layer, place, train):
     return found
 
 
-def compare_values(layer, place, before, found, what, findings):
-    train = what.endswith("training")
-    outer, channels, inner = layer.view
+def errors_by_channels(layer, before, found, train):
+    """Yield the errors of some channels after the other, to spare memory."""
+    place, (outer, channels, inner) = layer.places[0], layer.view
     step = max(1, CHUNK // (outer * inner))
     for start in range(0, channels, step):
-        part = slice(start, start + step)
 
-        def some(tensor, part=part):
-            return tensor.view(-1, channels, inner if tensor.dim() > 1 else 1)[:, part].double()
+        def some(tensor, start=start):
+            per_channel = tensor.numel() == channels
+            shape = (1, channels, 1) if per_channel else (outer, channels, inner)
+            return tensor.view(shape)[:, start : start + step].double()
 
-        inputs = SimpleNamespace(
-            x=some(place.x), dy=some(place.dy), **{name: some(before[name]) for name in PARAMETERS}
-        )
-        got = {name: some(value) for name, value in found.items()}
-        want = right(inputs, train)
-        findings.take(what, layer.dtype, errors(got, want, inputs, layer.dtype))
+        tensors = {"x": place.x, "dy": place.dy, **before}
+        inputs = SimpleNamespace(**{name: some(tensor) for name, tensor in tensors.items()})
+        got = {name: some(tensor) for name, tensor in found.items()}
+        yield errors(got, right(inputs, train), inputs, layer.dtype)
 
 
 def right(d, train):
@@ -153,20 +154,20 @@ def ways(layer, work):
     return {peer: everywhere(call) for peer, call in calls.items()}
 
 
-def take_turns(torch, ways, seconds):
-    """Return the run times of each of `ways`, a dict of functions, in seconds.
+def take_turns(torch, calls, seconds):
+    """Return the run times of each of `calls`, a dict of functions, in seconds.
 
     They run for about `seconds` in all, the order turning round at every repetition.
     """
-    for call in ways.values():
+    for call in calls.values():
         call()
         call()
     torch.cuda.synchronize()
-    times, cycles = {name: [] for name in ways}, dict.fromkeys(ways, FIRST_CYCLES)
-    order, end, runs = list(ways), time.perf_counter() + seconds, 0
+    times, cycles = {name: [] for name in calls}, dict.fromkeys(calls, FIRST_CYCLES)
+    order, end, runs = list(calls), time.perf_counter() + seconds, 0
     while runs < FEWEST_RUNS or (runs < MOST_RUNS and time.perf_counter() < end):
         for name in order:
-            elapsed, cycles[name] = run_time(torch, ways[name], cycles[name])
+            elapsed, cycles[name] = run_time(torch, calls[name], cycles[name])
             times[name].append(elapsed)
         order.reverse()
         runs += 1

@@ -1,7 +1,8 @@
 """Draws the times of the operators relative to the copy."""
 
 from cases import COPY_TENSORS, TENSORS, WORKS
-from report import replacing
+
+from mxbn.tools.files import atomic
 
 # Colours of Okabe and Ito, which colour-blind people tell apart; the markers differ too.
 STYLES = {
@@ -44,7 +45,7 @@ def draw(path, results):
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=len(names))
     figure.supxlabel("time ÷ time of a copy of the data (left is faster)", fontsize=10)
-    with replacing(path) as part:
+    with atomic(path) as part:
         figure.savefig(part, format="png", dpi=120)
     pyplot.close(figure)
     return None

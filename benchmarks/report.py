@@ -1,9 +1,8 @@
 """Writes what was measured as Markdown and JSON, each file at once or not at all."""
 
-import contextlib
 import json
-import os
-import tempfile
+
+from mxbn.tools.files import atomic
 
 PEERS = ("mxbn", "built-in", "PyTorch", "copy")
 
@@ -30,7 +29,7 @@ def markdown(results):
             rows = [row for row in results[name] if row["threads"] == count]
             if rows:
                 parts.append(f"## {title}, {count} thread{'s' * (count > 1)}\n")
-                parts.append(_table(rows, columns(rows)))
+                parts.append(table(rows, columns(rows)))
     return "\n".join(parts)
 
 
@@ -57,11 +56,11 @@ def _operator_columns(rows):
     columns["axis"] = lambda row: row["axis"]
     columns["work"] = lambda row: row["work"]
     for peer in peers:
-        columns[f"{peer} ms"] = _value("peers", peer, "ms")
+        columns[f"{peer} ms"] = value("peers", peer, "ms")
     for peer in peers:
-        columns[f"{peer} GB/s"] = _value("peers", peer, "gb_per_s")
+        columns[f"{peer} GB/s"] = value("peers", peer, "gb_per_s")
     for peer in ("copy", *peers[1:-1]):
-        columns[f"÷ {peer}"] = _value("ratios", peer)
+        columns[f"÷ {peer}"] = value("ratios", peer)
     columns["ways"] = lambda row: ", ".join(row["peers"][peer]["way"] for peer in peers)
     return columns
 
@@ -69,8 +68,8 @@ def _operator_columns(rows):
 def _call_columns(_):
     columns = {"what": lambda row: row["what"], "work": lambda row: row["work"]}
     for peer in PEERS[:2]:
-        columns[f"{peer} ms"] = _value("peers", peer, "ms")
-    columns["÷ built-in"] = _value("ratios", "built-in")
+        columns[f"{peer} ms"] = value("peers", peer, "ms")
+    columns["÷ built-in"] = value("ratios", "built-in")
     columns["runs"] = lambda row: row["peers"]["mxbn"]["runs"]
     return columns
 
@@ -86,7 +85,7 @@ def _peers(rows):
     return [peer for peer in PEERS if peer in rows[0]["peers"]]
 
 
-def _value(*keys):
+def value(*keys):
     def cell(row):
         for key in keys:
             row = row[key]
@@ -95,32 +94,16 @@ def _value(*keys):
     return cell
 
 
-def _table(rows, columns):
+def table(rows, columns):
     lines = [list(columns), ["---"] * len(columns)]
     lines += [[str(cell(row)) for cell in columns.values()] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def write_text(path, text):
-    with replacing(path) as part, open(part, "w", encoding="utf-8") as file:
+    with atomic(path) as part, open(part, "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def write_json(path, results):
     write_text(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
-
-
-@contextlib.contextmanager
-def replacing(path):
-    """Give a temporary name in the same folder, which becomes `path` if the block ends well."""
-    handle, part = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".part")
-    os.close(handle)
-    try:
-        yield part
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(part, 0o666 & ~umask)  # mkstemp lets only the owner read it
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise

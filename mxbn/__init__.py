@@ -9,9 +9,40 @@ from . import _library
 
 _library.load()
 
-from . import gluon, nd, reference, sym  # noqa: E402 (they need the operator)
-from ._builtin import replace_builtin  # noqa: E402
-from .module import Module  # noqa: E402
+# ruff: noqa: E402 (what follows needs the operator)
+from . import callback, gluon, nd, reference, runtime, sym
+from ._builtin import replace_builtin
+from .module import Module
+from .tools.checkpoint import Checkpoint
+from .tools.convert import convert
+from .tools.fold import fold
+from .tools.freeze import freeze, freeze_state, frozen, unfreeze
+from .tools.from_pytorch import from_pytorch
+from .tools.guard import Guard
+from .tools.inspect import inspect
+from .tools.recalibrate import recalibrate
+from .tools.set_layers import set_layers
 
 __version__ = "0.1.0"
-__all__ = ["Module", "gluon", "nd", "reference", "replace_builtin", "sym"]
+__all__ = [
+    "Checkpoint",
+    "Guard",
+    "Module",
+    "callback",
+    "convert",
+    "fold",
+    "freeze",
+    "freeze_state",
+    "from_pytorch",
+    "frozen",
+    "gluon",
+    "inspect",
+    "nd",
+    "recalibrate",
+    "reference",
+    "replace_builtin",
+    "runtime",
+    "set_layers",
+    "sym",
+    "unfreeze",
+]

@@ -1,4 +1,4 @@
-"""The command line: ``python -m mxbn COMMAND``."""
+"""The command line: ``mxbn COMMAND``, or ``python -m mxbn COMMAND``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Sequence
 
 import mxbn
 from mxbn import demo
+from mxbn.commands import convert, fold, freeze, from_pytorch, inspect, recalibrate
 
-COMMANDS = (demo,)  # modules with add_parser(subparsers), which sets the default `run`
+# Modules with add_parser(subparsers), which sets the default `run`.
+COMMANDS = (inspect, convert, fold, recalibrate, freeze, from_pytorch, demo)
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 
 
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         exits with 2 if the arguments are wrong.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m mxbn",
+        prog="mxbn",
         description="BatchNorm for Apache MXNet 1.9.1 that does exactly what its flags say.",
         epilog="Exit status: 0 if all is well, 1 if something is wrong, 2 for wrong arguments.",
     )
@@ -48,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader is gone. Python flushes once more when it exits, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        print(f"mxbn: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"mxbn: {str(error).replace('mxbn: ', '', 1)}", file=sys.stderr)
         return 1
     return status
 

@@ -1,4 +1,4 @@
-"""The GPU half of the library on raw pointers to device memory, for checks without MXNet's GPU half.
+"""The GPU half of the library on raw pointers to device memory, for checks without MXNet's.
 
 `mx.gpu()` arrays need none of this: MXNet calls the operator itself.
 """

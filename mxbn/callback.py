@@ -40,8 +40,8 @@ class WatchStatistics:
 
     Notes
     -----
-    Counting begins after the first batch. The statistics of the batch are found from the step that it made, new = momentum * old +
-    (1 - momentum) * batch: nothing is computed twice.
+    Counting begins after the first batch. The statistics of the batch are found from the step that
+    it made, new = momentum * old + (1 - momentum) * batch: nothing is computed twice.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import Any, Iterable, Iterator
 
 import mxnet as mx
 from mxnet.gluon.parameter import Parameter
@@ -24,6 +24,21 @@ class _MovingStatistic(Parameter):  # type: ignore[misc]
         return super().data(ctx).detach()
 
 
+def descendants(block: mx.gluon.Block) -> Iterator[mx.gluon.Block]:
+    """Yield a block, its children, their children and so on."""
+    yield block
+    for child in block._children.values():
+        yield from descendants(child)
+
+
+def clear_graphs(blocks: Iterable[mx.gluon.Block]) -> None:
+    """Make every hybridized block that is, or holds, one of the blocks trace it anew."""
+    changed = {id(block) for block in blocks}
+    for block in _hybrid_blocks() if changed else []:
+        if any(id(each) in changed for each in descendants(block)):
+            block._clear_cached_op()
+
+
 def _hybrid_blocks() -> list[Any]:
     """Return all hybrid blocks of this process: Gluon's blocks do not know their parents."""
     frozen = gc.get_freeze_count() > 0  # objects that gc.get_objects() leaves out
@@ -34,12 +49,6 @@ def _hybrid_blocks() -> list[Any]:
     finally:
         if frozen:
             gc.freeze()
-
-
-def _descendants(block: Any) -> Any:
-    yield block
-    for child in block._children.values():
-        yield from _descendants(child)
 
 
 class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
@@ -159,18 +168,12 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
         if not is_true(attributes.get("use_batch_stats", False)):
             attributes.pop("use_batch_stats", None)  # repr is then that of the built-in layer
         self._kwargs = attributes
-        self._clear_graphs()
+        clear_graphs([self])
 
     @staticmethod
     def _check_attributes(attributes: dict[str, Any]) -> None:
         """Have the operator refuse what it does not take."""
         sym.BatchNorm(mx.sym.var("data"), name="check", **attributes)
-
-    def _clear_graphs(self) -> None:
-        """Make every hybridized block that holds this layer trace it anew."""
-        for block in _hybrid_blocks():
-            if any(each is self for each in _descendants(block)):
-                block._clear_cached_op()
 
     def hybrid_forward(
         self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any

@@ -9,6 +9,7 @@ from device import IS_FAKE, ON_GPU
 MARKERS = {
     "cpu": "is about the CPU, or about no context at all",
     "mxnet_operators": "needs MXNet's own operators, which the fake GPU lacks",
+    "slow": "takes minutes on the fake GPU",
 }
 
 
@@ -18,7 +19,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    skipped = {"cpu": ON_GPU, "mxnet_operators": ON_GPU and IS_FAKE}
+    on_fake = ON_GPU and IS_FAKE
+    skipped = {"cpu": ON_GPU, "mxnet_operators": on_fake, "slow": on_fake}
     for item in items:
         for marker, meaning in MARKERS.items():
             if skipped[marker] and item.get_closest_marker(marker):

@@ -79,6 +79,24 @@ static_assert(offsetof(abi::StringMap::Node, hash) == sizeof(void*) + sizeof(Val
 
 // The old std::string is a pointer.
 static_assert(sizeof(std::string) == sizeof(void*), "not the old std::string");
+
+// What operators on GPUs are given holds nothing that GCC 4.8 lays out in another way.
+static_assert(offsetof(mxnet::RunContext, ctx) == 0, "ctx");
+static_assert(sizeof(mxnet::Context) == 2 * sizeof(int), "Context");
+static_assert(offsetof(mxnet::RunContext, stream) == sizeof(mxnet::Context), "stream");
+static_assert(sizeof(mxnet::RunContext) == 4 * sizeof(void*), "RunContext");
+static_assert(offsetof(mxnet::OpContext, is_train) == 1, "is_train");
+static_assert(offsetof(mxnet::OpContext, run_ctx) == sizeof(void*), "run_ctx");
+static_assert(sizeof(mxnet::engine::CallbackOnComplete) == 3 * sizeof(void*), "CallbackOnComplete");
+static_assert(offsetof(mxnet::OpContext, requested) == 8 * sizeof(void*), "requested");
+static_assert(sizeof(mxnet::OpContext) == 11 * sizeof(void*), "OpContext");
+static_assert(sizeof(mxnet::ResourceRequest) == sizeof(int), "ResourceRequest");
+static_assert(sizeof(mxnet::Resource) == 4 * sizeof(void*), "Resource");
+// The signature that the operator's workspace is asked for with: numbers by value.
+using WorkspaceRequest = std::vector<mxnet::ResourceRequest>(const nnvm::NodeAttrs&, const int,
+                                                             const mxnet::DispatchMode);
+static_assert(std::is_same<mxnet::FResourceRequestEx, std::function<WorkspaceRequest>>::value,
+              "FResourceRequestEx");
 """
 
 # Fills a map of this compiler, which has the nodes of the old one, and reads it through the mirror;
@@ -90,6 +108,10 @@ PROGRAM = """
 
 int Twice(int value) { return 2 * value; }
 double* Next(double* p, float step) { return p + static_cast<int>(step); }
+enum class Mode { kOne, kOther };
+std::vector<int> Several(const double& value, const int number, const Mode mode) {
+  return std::vector<int>(number, mode == Mode::kOther ? static_cast<int>(value) : 0);
+}
 
 int main() {
   namespace abi = mxbn::abi;
@@ -118,6 +140,13 @@ int main() {
   double values[4];
   std::memcpy(&walker, reinterpret_cast<const char*>(&walk) + 24, sizeof walker);
   if (walker(&walk, values, 3.0f) != values + 3) return 5;
+
+  using Maker = std::vector<int> (*)(const void*, const double&, int, Mode);
+  const auto several =
+      abi::Callable<std::vector<int>(const double&, const int, const Mode)>::Wrap(Several);
+  Maker maker;
+  std::memcpy(&maker, reinterpret_cast<const char*>(&several) + 24, sizeof maker);
+  if (maker(&several, 7.0, 3, Mode::kOther) != std::vector<int>{7, 7, 7}) return 6;
   std::puts("done");
   return 0;
 }
@@ -216,3 +245,11 @@ def test_maps_and_functions_work(tmp_path):
     assert result.returncode == 0, result.stderr
     ran = subprocess.run([str(program)], check=False, stdout=subprocess.PIPE, text=True)
     assert (ran.returncode, ran.stdout) == (0, "done\n")
+
+
+def test_a_stream_of_mxnet_begins_with_that_of_cuda():
+    """The one thing that the operator takes from it; the header is for builds with CUDA only."""
+    header = Path(mx.libinfo.find_include_path(), "mshadow", "stream_gpu-inl.h").read_text()
+    body = re.search(r"struct Stream<gpu> \{(.*?)\n\};", header, re.DOTALL).group(1)
+    assert re.search(r"^  \w+ (\w+_?);", body, re.MULTILINE).group(0) == "  cudaStream_t stream_;"
+    assert "virtual" not in body

@@ -468,6 +468,7 @@ class Twice(mx.gluon.HybridBlock):
 
 @hybrid
 @pytest.mark.parametrize("is_train", [True, False])
+@pytest.mark.mxnet_operators
 def test_layer_used_twice_in_a_network(hybridize, is_train):
     d = draw((6, 3, 4), seed=14)
     layer = layer_for(d, momentum=0.75)
@@ -509,6 +510,7 @@ class Both(mx.gluon.HybridBlock):
 
 
 @hybrid
+@pytest.mark.mxnet_operators
 def test_equal_calls_are_not_merged(hybridize):
     d = draw((6, 3, 4), seed=27)
     layer = layer_for(d)
@@ -614,6 +616,7 @@ def test_running_statistics_can_be_written_in_place():
 
 @hybrid
 @pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.mxnet_operators
 def test_several_contexts_with_trainer(hybridize, deferred):
     contexts = [CONTEXT, OTHER_CONTEXT]
     layer = run_as(mxbn.gluon.BatchNorm(in_channels=0 if deferred else 3), hybridize)

@@ -314,6 +314,7 @@ def test_the_moving_variance_never_turns_negative(eps):
 
 @DTYPE
 @pytest.mark.parametrize("is_train", [True, False])
+@pytest.mark.mxnet_operators
 def test_output_mean_var_are_the_statistics_used_and_no_gradient_flows_through_them(
     dtype, is_train
 ):
@@ -343,6 +344,7 @@ def test_out_receives_the_output_and_may_be_the_data(dtype):
         check(out, w.output, OUTPUT_UNITS)
 
 
+@pytest.mark.slow
 def test_the_same_bits_every_time():
     for shape, axis in (((4, 65, 33), 1), ((999, 7), 1), ((3, 2, 70000), 1)):
         d = draw(shape, axis, seed=25)

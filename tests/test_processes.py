@@ -119,11 +119,13 @@ print("done")
 
 
 @pytest.mark.parametrize("option", ["MXNET_BACKWARD_DO_MIRROR", "MXNET_MEMORY_OPT", "NONE"])
+@pytest.mark.mxnet_operators
 def test_recomputation_does_not_step_twice(option):
     """MXNet can drop results of a forward and compute them again in the backward."""
     runs("import mxnet as mx\nimport mxbn" + MIRROR, **{option: "1"})
 
 
+@pytest.mark.cpu
 def test_instruction_sets_give_right_values():
     """Each set that this processor has, and the request for more than it has."""
     ran = []
@@ -188,6 +190,7 @@ print("done")
 """
 
 
+@pytest.mark.cpu
 def test_same_bits_for_every_number_of_threads():
     printed = {n: runs(HASHES, OMP_NUM_THREADS=str(n), OMP_DYNAMIC="false") for n in (1, 2, 4, 7)}
     assert printed[1].count("hash") == 60
@@ -195,6 +198,7 @@ def test_same_bits_for_every_number_of_threads():
         assert printed[threads] == printed[1]
 
 
+@pytest.mark.cpu
 def test_same_bits_with_mxnets_limit_on_threads():
     limits = {"MXNET_OMP_MAX_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": "4"}
     assert runs(HASHES, **limits) == runs(HASHES, MXNET_ENGINE_TYPE="NaiveEngine")
@@ -452,6 +456,7 @@ def fork(generations=1):
 
 @pytest.mark.parametrize("engine", ["ThreadedEnginePerDevice", "NaiveEngine"])
 @pytest.mark.parametrize("threads", ["1", "4"])
+@pytest.mark.cpu
 def test_fork(engine, threads):
     runs(
         USE
@@ -478,6 +483,7 @@ print("done")
     )
 
 
+@pytest.mark.cpu
 def test_fork_pool():
     """As data loaders do, while the parent computes."""
     runs(

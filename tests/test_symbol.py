@@ -502,6 +502,7 @@ def test_module_mode_table(mode, for_training, default):
 
 
 @pytest.mark.parametrize("fix_gamma", [True, False])
+@pytest.mark.mxnet_operators
 def test_module_update(fix_gamma):
     """Two steps of descent with weight decay, which must leave a fixed gamma alone."""
     d = draw((6, 3, 4), seed=18)
@@ -527,6 +528,7 @@ def test_module_update(fix_gamma):
         assert same_bits(arguments["bn_gamma"], stored)
 
 
+@pytest.mark.mxnet_operators
 def test_module_on_several_contexts():
     d = draw((8, 3, 4), seed=19)
     module = module_of(symbol(), d, context=[CONTEXT, OTHER_CONTEXT], inputs_need_grad=True)
@@ -585,6 +587,7 @@ def test_modules_that_share_their_parameters():
         continued(other, want)
 
 
+@pytest.mark.mxnet_operators
 def test_bucketing_module():
     def sym_gen(length):
         flat = mx.sym.reshape(mx.sym.var("x"), (-1, 3 * length))

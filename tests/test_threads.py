@@ -108,6 +108,7 @@ def test_shared_parameters(shape, axis, times):
     check(shared.moving_var, var, 16, what="moving_var")
 
 
+@pytest.mark.slow
 def test_many_calls_on_the_same_statistics():
     """MXNet's own operators that write two arrays deadlock here, at every run."""
     done = run_script(
@@ -280,6 +281,7 @@ def flat_memory(iteration, times, warm_up, at_most):
 @pytest.mark.parametrize(
     ("shape", "axis"), [((4, 2000, 2), 1), ((2, 20, 400), 1)], ids=["columns", "rows"]
 )
+@pytest.mark.slow
 def test_a_thousand_iterations(shape, axis):
     """Imperative, hybridized and bound in turn; every value as in the first round."""
     d = draw(shape, axis)
@@ -322,6 +324,7 @@ def test_a_thousand_iterations(shape, axis):
     flat_memory(iteration, times=1000, warm_up=200, at_most=4)
 
 
+@pytest.mark.slow
 def test_many_small_calls_take_no_memory():
     """A leak of 200 bytes per call shows."""
     d = draw((2, 3))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from ctypes import byref
 from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
-from mxnet.base import _LIB, OpHandle, c_str, check_call
 
 from .files import atomic, refuse_existing
+from .graph import Graph, Node
+from .operators import OPERATORS
+from .params_file import last_line as last_line
+from .params_file import load_arrays
+from .symbol_file import load_symbol, roles
 
+_PARAMETERS = ("weight", "bias", "gamma", "beta")  # as MXNet's operators name them
 
 
 class Checkpoint(NamedTuple):
@@ -50,7 +53,7 @@ class Checkpoint(NamedTuple):
             the file.
         """
         symbol_file, params_file = names(prefix, epoch)
-        symbol = _load_symbol(symbol_file)
+        symbol = load_symbol(symbol_file)
         arg_params, aux_params = _load_params(params_file)
         checkpoint = Checkpoint(symbol, arg_params, aux_params)
         try:
@@ -83,39 +86,50 @@ class Checkpoint(NamedTuple):
             self.symbol.save(symbol_written)
             mx.nd.save(params_written, arrays)
 
-    def check(self) -> None:
+    def check(self, **inputs: tuple[int, ...]) -> None:
         """Raise ValueError if parameters are missing or have wrong shapes.
 
-        Data and labels have no parameters, and neither have variables that take part in nothing
-        but a loss: an argument may be missing if nothing can tell its shape. Auxiliary states may not.
+        Arguments that are no weight, bias, gamma or beta may be missing: they may be data, labels,
+        or first states.
+
+        Parameters
+        ----------
+        **inputs
+            The shapes of data. Without them MXNet cannot tell what most shapes should be.
         """
-        missing = [n for n in self.symbol.list_auxiliary_states() if n not in self.aux_params]
+        arrays = {**self.arg_params, **self.aux_params}
+        nodes = [node for _, node in Graph.from_symbol(self.symbol).walk()]
+        auxiliary = self.symbol.list_auxiliary_states()
+        missing = [name for name in auxiliary if name not in self.aux_params]
         if missing:
             raise ValueError(
                 f"{len(missing)} auxiliary states are missing, the first is {missing[0]}"
             )
-        arguments = set(self.symbol.list_arguments())
-        known = {n: a.shape for n, a in self.arg_params.items() if n in arguments}
+        missing = [n for n in _parameters(nodes, self._not_given(inputs)) if n not in arrays]
+        if missing:
+            raise ValueError(f"{len(missing)} parameters are missing, the first is {missing[0]}")
+        _check_layers(nodes, arrays)
+        arguments = self.symbol.list_arguments()
+        known = {name: self.arg_params[name].shape for name in arguments if name in self.arg_params}
         try:
-            shapes = self.symbol.infer_shape_partial(**known)
+            shapes = self.symbol.infer_shape_partial(**{**known, **inputs})
         except mx.base.MXNetError as error:
             raise ValueError(f"the shapes do not fit: {last_line(error)}") from error
-        expected = dict(zip(self.symbol.list_auxiliary_states(), shapes[2] or ()))
+        expected = {
+            **dict(zip(arguments, shapes[0] or ())),
+            **dict(zip(auxiliary, shapes[2] or ())),
+        }
         for name, shape in expected.items():
-            found = self.aux_params[name].shape
-            if shape and 0 not in shape and found != tuple(shape):
-                raise ValueError(f"{name} has shape {found}, expected {tuple(shape)}")
+            if name in arrays and shape and 0 not in shape and arrays[name].shape != shape:
+                raise ValueError(f"{name} has shape {arrays[name].shape}, expected {shape}")
+
+    def _not_given(self, inputs: dict[str, Any]) -> set[str]:
+        return {*self.symbol.list_arguments()} - {*self.arg_params} - {*inputs}
 
 
 def names(prefix: str, epoch: int) -> tuple[str, str]:
     """Return the names of a checkpoint's files, the Symbol's and that of the parameters."""
     return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
-
-
-def last_line(error: Exception) -> str:
-    """Return what MXNet says at the end of a message, after a stack trace if there is one."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1].replace("MXNetError: ", "").strip()
 
 
 def _epochs(prefix: str) -> Iterator[int]:
@@ -126,63 +140,42 @@ def _epochs(prefix: str) -> Iterator[int]:
             yield int(match.group(1))
 
 
-def _load_symbol(path: str) -> Any:
-    with open(path, encoding="utf-8") as file:
-        try:
-            text = file.read()
-            described = json.loads(text)
-            _check_nodes(described)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            reason = error if isinstance(error, ValueError) else "its nodes are not in order"
-            raise ValueError(f"{path} does not hold an MXNet Symbol: {reason}") from error
-    try:
-        return mx.sym.load_json(text)
-    except mx.base.MXNetError as error:
-        raise ValueError(f"{path} does not hold an MXNet Symbol: {last_line(error)}") from error
+def _parameters(nodes: list[Node], names_of: set[str]) -> list[str]:
+    """Return which of the variables are parameters."""
+    found = []
+    for node in nodes:
+        if any(entry.node.name in names_of for entry in node.inputs):
+            for entry, role in zip(node.inputs, roles(node)):
+                if entry.node.name in names_of and role in _PARAMETERS:
+                    found.append(entry.node.name)
+    return found
 
 
-def _check_nodes(described: Any) -> None:
-    """Refuse what would make MXNet read beyond its arrays."""
-    nodes = described["nodes"]
-    for place, node in enumerate(nodes):
-        if node["op"] != "null":
-            _check_operator(node["op"], node["name"])
-        for source, output, *_ in node["inputs"]:
-            if not 0 <= source < place or output < 0:
-                raise ValueError(f"node {node['name']} takes a value that is not there")
-    for source, *_ in described["heads"]:
-        if not 0 <= source < len(nodes):
-            raise ValueError("an output is not there")
-
-
-def _check_operator(operator: str, name: str) -> None:
-    try:
-        check_call(_LIB.NNGetOpHandle(c_str(operator), byref(OpHandle())))
-    except mx.base.MXNetError as error:
-        raise ValueError(f"node {name} is of the operator {operator}, which is unknown") from error
+def _check_layers(nodes: list[Node], arrays: dict[str, Any]) -> None:
+    """Check BatchNorms: the built-in one reads and writes beyond arrays that are too short."""
+    for node in nodes:
+        if node.op in OPERATORS:
+            variables = [entry.node.name for entry in node.inputs[1:]]
+            shapes = {name: arrays[name].shape for name in variables if name in arrays}
+            if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+                listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+                raise ValueError(f"{node.name} has {listed}, expected one shape (channels,)")
 
 
 def _load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    if not os.path.isfile(path):
+    if not os.path.lexists(path):
         prefix, _, _ = path.rpartition("-")
         others = list(_epochs(prefix)) if os.path.isdir(os.path.dirname(prefix) or ".") else []
         there = f"; there are epochs {', '.join(map(str, others))}" if others else ""
         raise FileNotFoundError(f"{path} does not exist{there}")
-    with open(path, "rb"):
-        pass  # a file that may not be read is an OSError, not a damaged one
-    try:
-        arrays = mx.nd.load(path)
-    except (mx.base.MXNetError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged or not a parameter file: {last_line(error)}") from error
-    if not isinstance(arrays, dict):
-        raise ValueError(f"{path} holds arrays without names, expected names like arg:conv0_weight")
     found: dict[str, dict[str, Any]] = {"arg": {}, "aux": {}}
-    for key, array in arrays.items():
+    for key, array in load_arrays(path).items():
         kind, _, name = key.partition(":")
         if kind not in found or not name:
             raise ValueError(
-                f"{path} holds {key!r}, expected names like arg:conv0_weight and aux:bn0_moving_mean "
-                "(save_parameters of a Gluon block writes other names; export writes these)"
+                f"{path} holds {key!r}, expected names like arg:conv0_weight and "
+                "aux:bn0_moving_mean (save_parameters of a Gluon block writes other names; export "
+                "writes these)"
             )
         found[kind][name] = array
     return found["arg"], found["aux"]

@@ -56,21 +56,28 @@ class Graph:
     ----------
     heads : list of Entry
         The outputs.
+    is_numpy : bool
+        Whether its Symbol is one of NumPy mode, which JSON does not tell.
     """
 
-    def __init__(self, heads: list[Entry]) -> None:
+    def __init__(self, heads: list[Entry], is_numpy: bool = False) -> None:
         self.heads = heads
+        self.is_numpy = is_numpy
 
     @staticmethod
     def from_symbol(symbol: mx.sym.Symbol) -> Graph:
         """Take a Symbol apart."""
-        return Graph._from_json(json.loads(symbol.tojson()))
+        # With amp_cast, which MXNet leaves out of files: the Symbol may be in use.
+        graph = Graph._from_json(json.loads(symbol.tojson(remove_amp_cast=False)))
+        graph.is_numpy = isinstance(symbol, mx.sym.np._Symbol)
+        return graph
 
     def to_symbol(self) -> mx.sym.Symbol:
         """Put the nodes together again."""
         described = self._to_json()
         described["attrs"] = {"mxnet_version": ["int", _MXNET_VERSION]}
-        return mx.sym.load_json(json.dumps(described))
+        symbol = mx.sym.load_json(json.dumps(described, ensure_ascii=False))
+        return symbol.as_np_ndarray() if self.is_numpy else symbol
 
     def nodes(self) -> list[Node]:
         """Return the nodes, each after its inputs, without those of subgraphs."""

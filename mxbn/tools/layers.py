@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 
 from .._attributes import is_true
-from ..gluon import BatchNorm
+from ..gluon import BatchNorm, descendants
 from .checkpoint import Checkpoint
 from .graph import VARIABLE, Graph, Node
-
-MXBN = "mxbn_BatchNorm"
-# Operators that normalize with moving statistics. The first three compute the same.
-OPERATORS = (
-    MXBN,
-    "BatchNorm",
-    "CuDNNBatchNorm",
-    "BatchNorm_v1",
-    "_contrib_SyncBatchNorm",
-    "_contrib_BatchNormWithReLU",
-)
-INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var")
+from .operators import INPUTS as INPUTS
+from .operators import MXBN as MXBN
+from .operators import OPERATORS as OPERATORS
 
 
 class Attributes(NamedTuple):
@@ -62,6 +54,8 @@ class Layer(NamedTuple):
         Their values, where the model has them.
     source : Node or mx.gluon.Block
         Where it was found.
+    in_body : bool
+        Whether that is the body of a control flow operator.
     """
 
     name: str
@@ -70,6 +64,7 @@ class Layer(NamedTuple):
     parameters: dict[str, str]
     arrays: dict[str, Any]
     source: Any
+    in_body: bool = False
 
 
 def as_checkpoint(model: Any, inputs: Sequence[str] = ("data",)) -> Checkpoint:
@@ -91,14 +86,15 @@ def as_checkpoint(model: Any, inputs: Sequence[str] = ("data",)) -> Checkpoint:
     ------
     TypeError
         If it is none of these, or a block that cannot become a Symbol.
+    ValueError
+        If it has no parameters yet.
     """
     if isinstance(model, Checkpoint):
         return model
     if isinstance(model, tuple) and len(model) == 3 and isinstance(model[0], mx.sym.Symbol):
         return Checkpoint(*model)
     if isinstance(model, mx.mod.Module):
-        mx.nd.waitall()
-        return Checkpoint(model.symbol, *model.get_params())
+        return _checkpoint_of_module(model)
     if isinstance(model, mx.gluon.HybridBlock):
         symbol = model(*[mx.sym.var(name) for name in inputs])
         if isinstance(symbol, (list, tuple)):
@@ -106,7 +102,7 @@ def as_checkpoint(model: Any, inputs: Sequence[str] = ("data",)) -> Checkpoint:
         mx.nd.waitall()
         parameters = {p.name: p for p in model.collect_params().values()}
         wanted = {
-            kind: {n: parameters[n].list_data()[0] for n in found if n in parameters}
+            kind: {n: _initialized(parameters[n]) for n in found if n in parameters}
             for kind, found in (
                 ("arg", symbol.list_arguments()),
                 ("aux", symbol.list_auxiliary_states()),
@@ -124,25 +120,65 @@ def layers_of_graph(
 ) -> list[Layer]:
     """Return the BatchNorm layers of a graph, in the order of computation."""
     arrays = {**arg_params, **aux_params}
-    return [_layer_of_node(node, arrays) for _, node in graph.walk() if node.op in OPERATORS]
+    return [
+        _layer_of_node(node, arrays)._replace(in_body=part is not graph)
+        for part, node in graph.walk()
+        if node.op in OPERATORS
+    ]
 
 
 def layers_of_block(block: mx.gluon.Block) -> list[Layer]:
     """Return the BatchNorm layers of a Gluon block, also those inside of imported ones."""
     mx.nd.waitall()
-    found: list[Layer] = []
-    seen: set[int] = set()
-    for each in descendants(block):
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
+    return [layer for _, _, found in parts_of_block(block) for layer in found]
+
+
+def parts_of_block(
+    block: mx.gluon.Block,
+) -> Iterator[tuple[mx.gluon.Block, Graph | None, list[Layer]]]:
+    """Yield what holds the BatchNorm layers of a Gluon block.
+
+    Yields
+    ------
+    (mx.gluon.Block, Graph or None, list of Layer)
+        A layer, no graph, and the layer alone; or an imported block, its graph, and the layers in
+        that graph.
+    """
+    for each in {id(each): each for each in descendants(block)}.values():
         if isinstance(each, (mx.gluon.nn.BatchNorm, mx.gluon.nn.BatchNormReLU)):
-            found.append(_layer_of_block(each))
+            yield each, None, [_layer_of_block(each)]
         elif isinstance(each, mx.gluon.SymbolBlock):
+            graph = Graph.from_symbol(each._cached_graph[1])
             arrays = {p.name: _value(p) for p in each.collect_params().values()}
             known = {name: value for name, value in arrays.items() if value is not None}
-            found += layers_of_graph(Graph.from_symbol(each._cached_graph[1]), known, {})
-    return found
+            yield each, graph, layers_of_graph(graph, known, {})
+
+
+def choose(found: Sequence[Layer], names: str | Sequence[str] | None) -> list[Layer]:
+    """Return the layers with one of the names, which may be patterns like ``stage1_*``.
+
+    Parameters
+    ----------
+    found : sequence of Layer
+    names : str or sequence of str, optional
+        All layers by default.
+
+    Raises
+    ------
+    ValueError
+        If there is no layer, or none of a name.
+    """
+    names = "*" if names is None else names
+    patterns = [names] if isinstance(names, str) else list(names)
+    for pattern in patterns:
+        if not any(fnmatchcase(layer.name, pattern) for layer in found):
+            there = ", ".join(dict.fromkeys(layer.name for layer in found))
+            raise ValueError(
+                f"mxbn: no BatchNorm layer is named {pattern}, there are: {there}"
+                if found
+                else "mxbn: the model has no BatchNorm layer"
+            )
+    return [each for each in found if any(fnmatchcase(each.name, p) for p in patterns)]
 
 
 def layers(model: Any, inputs: Sequence[str] = ("data",)) -> list[Layer]:
@@ -151,13 +187,6 @@ def layers(model: Any, inputs: Sequence[str] = ("data",)) -> list[Layer]:
         return layers_of_block(model)
     symbol, arg_params, aux_params = as_checkpoint(model, inputs)
     return layers_of_graph(Graph.from_symbol(symbol), arg_params, aux_params)
-
-
-def descendants(block: mx.gluon.Block) -> Iterator[mx.gluon.Block]:
-    """Yield a block, its children, their children and so on."""
-    yield block
-    for child in block._children.values():
-        yield from descendants(child)
 
 
 def _layer_of_node(node: Node, arrays: dict[str, Any]) -> Layer:
@@ -170,13 +199,18 @@ def _layer_of_node(node: Node, arrays: dict[str, Any]) -> Layer:
     return Layer(node.name, node.op, Attributes.parse(node.attrs), variables, known, node)
 
 
-def _layer_of_block(block: Any) -> Layer:
-    parameters = {
+def parameters_of(block: Any) -> dict[str, Any]:
+    """Return the parameters of a Gluon layer by the names of the operator's inputs."""
+    return {
         "gamma": block.gamma,
         "beta": block.beta,
         "moving_mean": block.running_mean,
         "moving_var": block.running_var,
     }
+
+
+def _layer_of_block(block: Any) -> Layer:
+    parameters = parameters_of(block)
     arrays = {role: _value(p) for role, p in parameters.items()}
     return Layer(
         block.name,
@@ -196,6 +230,26 @@ def _operator_of(block: Any) -> str:
     if isinstance(block, mx.gluon.contrib.nn.SyncBatchNorm):
         return "_contrib_SyncBatchNorm"
     return "BatchNorm"
+
+
+def _checkpoint_of_module(module: mx.mod.Module) -> Checkpoint:
+    if not module.params_initialized:
+        raise ValueError("mxbn: the Module has no parameters: initialize it or load them")
+    mx.nd.waitall()
+    if not module.binded:
+        return Checkpoint(module.symbol, module._arg_params, module._aux_params)
+    module._params_dirty = True  # get_params may otherwise leave out what the last forward did
+    return Checkpoint(module.symbol, *module.get_params())
+
+
+def _initialized(parameter: Any) -> Any:
+    value = _value(parameter)
+    if value is None:
+        raise ValueError(
+            f"mxbn: parameter {parameter.name} has no values yet: initialize the network, and run "
+            "it once if it does not know its shapes"
+        )
+    return value
 
 
 def _value(parameter: Any) -> Any:

@@ -74,9 +74,6 @@ __device__ inline void Store(void* tensor, long long i, const Pack<T, N>& pack) 
   *reinterpret_cast<Pack<T, N>*>(static_cast<T*>(tensor) + i) = pack;
 }
 
-__device__ inline float Fma(float a, float b, float c) { return fmaf(a, b, c); }
-__device__ inline double Fma(double a, double b, double c) { return fma(a, b, c); }
-
 // A sum of many values. In float it carries what additions lose (Knuth's TwoSum).
 template <typename C>
 struct Sum {
@@ -99,23 +96,30 @@ struct Sum<float> {
   }
 };
 
-// A value about which a channel is summed: the mean of its first values, which lies within some
-// standard deviations of the mean of all. If these are equal, it is that value.
+// The mean of a channel's first values, of rows `stride` apart. Not inlined: it is small work, and
+// much code.
 template <typename T>
-__device__ __noinline__ Compute<T> Pivot(const Arguments& a, long long channel) {
+__device__ __noinline__ Compute<T> FirstMean(const T* x, long long outer, long long inner,
+                                             long long stride) {
   using C = Compute<T>;
-  const auto* x = static_cast<const T*>(a.x) + channel * a.inner;
-  const long long values = a.outer * a.inner;
-  const int count = values < 8 ? static_cast<int>(values) : 8;
+  const int count = outer * inner < 8 ? static_cast<int>(outer * inner) : 8;
   const C first = ToCompute(x[0]);
   C shift = 0;
   long long row = 0, col = 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
-    shift += ToCompute(x[row * a.channels * a.inner + col]) - first;
-    if (++col == a.inner) ++row, col = 0;
+    shift += ToCompute(x[row * stride + col]) - first;
+    if (++col == inner) ++row, col = 0;
   }
   return first + shift / static_cast<C>(count);
+}
+
+// A value about which a channel is summed: the mean of its first values, which lies within some
+// standard deviations of the mean of all. If these are equal, it is that value.
+template <typename T>
+__device__ Compute<T> Pivot(const Arguments& a, long long channel) {
+  const T* x = static_cast<const T*>(a.x) + channel * a.inner;
+  return FirstMean(x, a.outer, a.inner, a.channels * a.inner);
 }
 
 // A value in two parts: what the type cannot hold of it goes to the second.
@@ -146,10 +150,11 @@ struct StatisticsTerm {
   Compute<T> centre;
   __device__ StatisticsTerm() {}
   __device__ StatisticsTerm(const Arguments& a, long long channel) : centre(Pivot<T>(a, channel)) {}
-  __device__ void Add(Compute<T> x, Compute<T>, Compute<T>* first, Compute<T>* second) const {
+  __device__ void operator()(Compute<T> x, Compute<T>, Compute<T>* first,
+                             Compute<T>* second) const {
     const Compute<T> d = x - centre;
-    *first += d;
-    *second = Fma(d, d, *second);
+    *first = d;
+    *second = d * d;
   }
 };
 template <typename T>
@@ -162,9 +167,10 @@ struct BackwardReduceTerm {
     mean_high = mean.high;
     mean_low = mean.low;
   }
-  __device__ void Add(Compute<T> x, Compute<T> dy, Compute<T>* first, Compute<T>* second) const {
-    *first += dy;
-    *second = Fma(dy, (x - mean_high) - mean_low, *second);
+  __device__ void operator()(Compute<T> x, Compute<T> dy, Compute<T>* first,
+                             Compute<T>* second) const {
+    *first = dy;
+    *second = dy * ((x - mean_high) - mean_low);
   }
 };
 
@@ -306,6 +312,16 @@ __device__ inline void Read(const Arguments& a, Walk* walk, const F& f) {
   for (int u = 0; u < count; ++u) f(at[u], x_too ? x[u] : dy[u], dy_too ? dy[u] : x[u]);
 }
 
+// Adds up values, their number a power of two, in pairs: of values that are nearly equal, as
+// squares about a pivot may be, one after the other would lose the same at every addition.
+template <int count, typename C>
+__device__ inline C SumPairs(C (&values)[count]) {
+  for (int half = count / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) values[i] += values[i + half];
+  }
+  return values[0];
+}
+
 // Adds up a warp's values, in all of its lanes.
 __device__ inline double WarpSum(double value) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -317,13 +333,14 @@ __device__ inline double WarpSum(double value) {
 template <typename T, int N, template <typename> class Term, int count>
 __device__ inline void AddRow(const Arguments& a, const Term<T>& term, RowWalk<N>* walk,
                               Sum<Compute<T>>* sums) {
-  Compute<T> first = 0, second = 0;
+  Compute<T> first[count * N], second[count * N];
+  int i = 0;
   Read<T, N, true, Term<T>::kReadsGradient, count>(
       a, walk, [&](long long, const Pack<T, N>& x, const Pack<T, N>& dy) {
-        for (int n = 0; n < N; ++n) term.Add(x[n], dy[n], &first, &second);
+        for (int n = 0; n < N; ++n, ++i) term(x[n], dy[n], &first[i], &second[i]);
       });
-  sums[0].Add(first);
-  sums[1].Add(second);
+  sums[0].Add(SumPairs(first));
+  sums[1].Add(SumPairs(second));
 }
 
 template <typename T, int N, template <typename> class Term>
@@ -350,14 +367,16 @@ __device__ void ReduceRows(const Arguments& a) {
 template <typename T, int N, template <typename> class Term, int count>
 __device__ inline void AddColumns(const Arguments& a, const Term<T>* terms, ColumnWalk<N>* walk,
                                   Sum<Compute<T>> (*sums)[2]) {
-  Compute<T> first[N] = {}, second[N] = {};
+  Compute<T> first[N][count], second[N][count];
+  int i = 0;
   Read<T, N, true, Term<T>::kReadsGradient, count>(
       a, walk, [&](long long, const Pack<T, N>& x, const Pack<T, N>& dy) {
-        for (int n = 0; n < N; ++n) terms[n].Add(x[n], dy[n], &first[n], &second[n]);
+        for (int n = 0; n < N; ++n) terms[n](x[n], dy[n], &first[n][i], &second[n][i]);
+        ++i;
       });
   for (int n = 0; n < N; ++n) {
-    sums[n][0].Add(first[n]);
-    sums[n][1].Add(second[n]);
+    sums[n][0].Add(SumPairs(first[n]));
+    sums[n][1].Add(SumPairs(second[n]));
   }
 }
 
@@ -383,12 +402,12 @@ __device__ void ReduceColumns(const Arguments& a) {
       }
       __syncthreads();
     }
+    // Next, a thread overwrites its own values, which nobody else reads any more.
     if (tid < a.lanes && !walk.outside()) {
       for (int k = 0; k < 2; ++k) {
         a.parts[(2 * blockIdx.y + k) * walk.width() + walk.column() + n] = block[k][tid];
       }
     }
-    __syncthreads();
   }
 }
 

@@ -52,3 +52,14 @@ def build_driver(folder):
     link = ["-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-o", target, "-ldl"]
     run([*COMPILER, *FLAGS, *TRAP_MISALIGNED, source, build_emulation(folder), *link])
     return target
+
+
+def build_program(folder, sanitizer, kernels=OPERATOR):
+    """Build sanitized_kernels.cc, with the kernels of a folder, and return its path."""
+    target = Path(folder, f"kernels_{sanitizer}")
+    sources = [HERE / "sanitized_kernels.cc", OPERATOR / "batch_norm_gpu.cc"]
+    # Unoptimized: no access is merged with another before it is looked at, and it compiles faster.
+    flags = [f"-I{kernels}", *FLAGS, "-O0", *SANITIZERS[sanitizer]]
+    link = ["-rdynamic", "-o", target, "-ldl"]
+    run([*COMPILER, *flags, *sources, build_emulation(folder), *link])
+    return target

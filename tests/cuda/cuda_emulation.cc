@@ -1,5 +1,7 @@
-// The fibers behind cuda_emulation.h. This file is compiled without sanitizers: its bookkeeping is not
-// the kernels' data. It tells them about fibers and synchronization where the program has them.
+// The fibers behind cuda_emulation.h. This file is compiled without sanitizers: its bookkeeping is
+// not the kernels' data. It tells them about fibers and synchronization where the program has them.
+#include "cuda_emulation.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -14,8 +16,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "cuda_emulation.h"  // the last one: CUDA's __noinline__ is a word of GCC's headers too
 
 #define WEAK __attribute__((weak))  // null where the program is not built with the sanitizer
 extern "C" {

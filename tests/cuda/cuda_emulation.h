@@ -1,9 +1,9 @@
 // What batch_norm_kernels.cuh needs of CUDA, for g++ on a CPU. Include this before it.
 //
-// Every CUDA thread is a fiber, a stack of its own; those of a block take turns on one thread of the
-// operating system, each until it has to wait for others, and blocks are shared out to several. What
-// a GPU leaves undefined is an error here: a block's threads at different barriers, a lane that
-// misses an operation of its warp, threads that wait for ever.
+// Every CUDA thread is a fiber, a stack of its own; those of a block take turns on one thread of
+// the operating system, each until it has to wait for others, and blocks are shared out to several.
+// What a GPU leaves undefined is an error here: a block's threads at different barriers, a lane
+// that misses an operation of its warp, threads that wait for ever.
 //
 // Built with -fsanitize=thread, a race between two threads of a block is reported though they never
 // run at once, since only barriers and the operations of a warp count as synchronization. With
@@ -55,9 +55,13 @@ inline unsigned long long AtomicAdd(unsigned long long* sum, unsigned long long 
 
 }  // namespace cuda_emulation
 
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long term) {
+  return __atomic_fetch_add(at, term, __ATOMIC_RELAXED);
+}
+
 #define __global__ __attribute__((visibility("default")))  // to be found by dlsym
 #define __device__
-#define __noinline__ __attribute__((noinline))
+#define __noinline__  // not its attribute of GCC, whose headers use the word too
 #define __launch_bounds__(...)
 #define __shared__ static thread_local  // a thread of the system runs one block at a time
 #define threadIdx (cuda_emulation::current->thread)

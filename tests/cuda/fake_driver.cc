@@ -1,21 +1,31 @@
-// A libcuda.so.1 without a GPU: what the library and MXNet use of CUDA's driver API, on the memory of
-// the host, with the kernels emulated. It refuses what a driver refuses. From the environment:
+// A libcuda.so.1 without a GPU: what the library and MXNet use of CUDA's driver API, on the memory
+// of the host, with the kernels emulated. It refuses what a driver refuses. From the environment:
 //   FAKE_CUDA_DEVICES             how many GPUs there are; default 1
 //   FAKE_CUDA_COMPUTE_CAPABILITY  8.0, or a list, for one GPU after the other: 7.5,8.0
 //   FAKE_CUDA_FAIL                the name of a function that shall fail
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <sstream>
 #include <string>
 #include <vector>
 
+// clang-format off: the emulation comes before what it emulates
 #include "cuda_emulation.h"
-
 #include "batch_norm_kernels.cuh"
+// clang-format on
+
+// The fake CUDA runtime's, where it is loaded too, as MXNet does: see fake_runtime.c.
+#define OF_RUNTIME extern "C" __attribute__((weak, visibility("default")))
+OF_RUNTIME void fake_memory_open();
+OF_RUNTIME void fake_memory_close();
+OF_RUNTIME int fake_memory_device(const void* pointer);
+OF_RUNTIME int fake_stream_device(const void* stream);
 
 namespace {
 
@@ -29,6 +39,7 @@ enum Result {
   kNoBinaryForGpu = 209,
   kInvalidHandle = 400,
   kNotFound = 500,
+  kIllegalAddress = 700,
   kLaunchFailed = 719,
   kNotSupported = 801,
   kUnknown = 999,
@@ -102,6 +113,28 @@ Result CheckImage(const void* image, const ComputeCapability& gpu) {
   return gpu.Covers(sm / 10, sm % 10) ? kSuccess : kNoBinaryForGpu;
 }
 
+// Device memory can be touched while one of these lives.
+class MemoryAccess {
+ public:
+  MemoryAccess() {
+    if (fake_memory_open != nullptr) fake_memory_open();
+  }
+  ~MemoryAccess() {
+    if (fake_memory_close != nullptr) fake_memory_close();
+  }
+};
+
+// Whether all that a kernel is given is memory of its GPU.
+bool IsMemoryOf(int device, const mxbn::gpu::Arguments& a) {
+  if (fake_memory_device == nullptr) return true;
+  const void* const pointers[] = {a.x,           a.dy,         a.out,     a.gamma, a.beta,
+                                  a.moving_mean, a.moving_var, a.saved,   a.parts, a.terms,
+                                  a.first,       a.second,     a.counters};
+  return std::all_of(std::begin(pointers), std::end(pointers), [device](const void* pointer) {
+    return pointer == nullptr || fake_memory_device(pointer) == device;
+  });
+}
+
 void* FindKernel(const char* name) {
   Dl_info self;
   if (std::strncmp(name, "mxbn_", 5) != 0 || dladdr(&modules, &self) == 0) return nullptr;
@@ -140,6 +173,7 @@ FAKE_CUDA(cuGetErrorString, Result error, const char** text) {
     case kNoBinaryForGpu: *text = "no kernel image is available for execution on the device"; break;
     case kInvalidHandle: *text = "invalid resource handle"; break;
     case kNotFound: *text = "named symbol not found"; break;
+    case kIllegalAddress: *text = "an illegal memory access was encountered"; break;
     case kLaunchFailed: *text = last_error.c_str(); break;
     case kNotSupported: *text = "operation not supported"; break;
     case kUnknown: *text = "unknown error"; break;
@@ -225,8 +259,8 @@ FAKE_CUDA(cuModuleGetFunction, void** function, void* module, const char* name) 
 }
 
 FAKE_CUDA(cuLaunchKernel, void* handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-          unsigned block_x, unsigned block_y, unsigned block_z, unsigned, void*, void** arguments,
-          void** extra) {
+          unsigned block_x, unsigned block_y, unsigned block_z, unsigned, void* stream,
+          void** arguments, void** extra) {
   MAY_FAIL;
   constexpr unsigned kMostX = 0x7fffffff, kMostY = 65535, kMostThreads = 1024;
   RETURN_IF(grid_x == 0 || grid_x > kMostX || grid_y == 0 || grid_y > kMostY, kInvalidValue);
@@ -239,8 +273,14 @@ FAKE_CUDA(cuLaunchKernel, void* handle, unsigned grid_x, unsigned grid_y, unsign
   const Function& function = *static_cast<Function*>(handle);
   RETURN_IF(current_contexts.empty() || current_contexts.back() != function.context,
             kInvalidContext);
+  const int device = function.context->device;
+  RETURN_IF(
+      stream != nullptr && fake_stream_device != nullptr && fake_stream_device(stream) != device,
+      kInvalidHandle);
   const auto& argument = *static_cast<const mxbn::gpu::Arguments*>(arguments[0]);
+  RETURN_IF(!IsMemoryOf(device, argument), kIllegalAddress);
   try {
+    const MemoryAccess access;
     cuda_emulation::Launch({grid_x, grid_y}, block_x, [&] { function.kernel(argument); });
   } catch (const std::exception& error) {
     last_error = error.what();

@@ -15,23 +15,22 @@ from pathlib import Path
 
 import build
 
-NCCL = "libnccl.so.2"
-DRIVER, RUNTIME = "libcuda.so.1", "libcudart.so.11.0"
-CUDNN_VERSION = 8101  # with which the wheel was built
-C_COMPILER = ["gcc", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra"]
+DRIVER, RUNTIME, NCCL = "libcuda.so.1", "libcudart.so.11.0", "libnccl.so.2"
+STUB_VALUES = {"cudnnGetVersion": 8101}  # the version with which the wheel was built
+C_FLAGS = ["-O1", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+OWN_FUNCTIONS = "fake_memory_*; fake_stream_*;"  # which the driver calls
+
+
+def symbols(library, kind):
+    command = ["nm", "-D", f"--{kind}-only", str(library)]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [line.split()[-1].partition("@")[::2] for line in printed.splitlines()]
 
 
 def taken(libmxnet):
     """Return the functions of CUDA libraries that libmxnet.so takes, by the library's name."""
-    printed = subprocess.run(
-        ["nm", "-D", "--undefined-only", str(libmxnet)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
     functions = defaultdict(set)
-    for line in printed.splitlines():
-        name, _, version = line.split()[-1].partition("@")
+    for name, version in symbols(libmxnet, "undefined"):
         # The driver's functions and NCCL's carry no version.
         if re.match("lib(cu|nv)", version):
             functions[version].add(name)
@@ -42,39 +41,46 @@ def taken(libmxnet):
     return functions
 
 
-def offered(library):
-    printed = subprocess.run(
-        ["nm", "-D", "--defined-only", str(library)], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
-    return {line.split()[-1].partition("@")[0] for line in printed.splitlines()}
+def compile_c(folder, source):
+    target = Path(folder, source.stem + ".o")
+    build.run(["gcc", *C_FLAGS, "-c", source, "-o", target])
+    return target
 
 
-def link(folder, library, source):
-    """Compile a library whose functions carry its name as their version, as NVIDIA's do."""
-    script = Path(folder, library + ".map")
-    script.write_text(f"{library} {{ global: *; }};\n")
-    flags = [f"-Wl,-soname,{library}", f"-Wl,--version-script={script}", "-lpthread"]
-    build.run([*C_COMPILER, source, "-o", Path(folder, library), *flags])
+def link(folder, library, objects):
+    """Make a library whose functions carry its name as their version, as NVIDIA's do."""
+    script = Path(folder, "versions.map")
+    shown = f"cu*; nv*; nccl*; __cuda*; {OWN_FUNCTIONS}"
+    script.write_text(f"{library} {{ global: {shown} local: *; }};\n")
+    flags = ["-shared", "-pthread", f"-Wl,-soname,{library}", f"-Wl,--version-script={script}"]
+    build.run([*build.COMPILER, *flags, *objects, "-o", Path(folder, library)])
+
+
+def build_runtime(folder):
+    kernels = Path(folder, "fake_kernels.o")
+    build.run([*build.COMPILER, *build.FLAGS, "-c", build.HERE / "fake_kernels.cc", "-o", kernels])
+    link(folder, RUNTIME, [kernels, compile_c(folder, build.HERE / "fake_runtime.c")])
 
 
 def build_stub(folder, library, functions):
-    source = Path(folder, library + ".c")
-    values = {"cudnnGetVersion": CUDNN_VERSION}
+    source = Path(folder, "stub.c")
     source.write_text(
         "".join(
-            f"long {name}() {{ return {values.get(name, 0)}; }}\n" for name in sorted(functions)
+            f"long {name}(void) {{ return {STUB_VALUES.get(name, 0)}; }}\n"
+            for name in sorted(functions)
         )
     )
-    link(folder, library, source)
+    link(folder, library, [compile_c(folder, source)])
 
 
 def main(libmxnet, folder):
     functions = taken(libmxnet)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    link(folder, RUNTIME, build.HERE / "fake_runtime.c")
-    driver = build.build_driver(folder)
-    for library, path in ((RUNTIME, Path(folder, RUNTIME)), (DRIVER, driver)):
-        missing = functions.pop(library) - offered(path)
+    build_runtime(folder)
+    build.build_driver(folder)
+    for library in (RUNTIME, DRIVER):
+        offered = {name for name, _ in symbols(Path(folder, library), "defined")}
+        missing = functions.pop(library) - offered
         assert not missing, f"the fake {library} lacks {sorted(missing)}"
     for library, names in functions.items():
         build_stub(folder, library, names)

@@ -2,15 +2,17 @@
 //
 // Device memory lies in the host's, but can be touched only while this library copies or fills, or
 // the fake driver runs a kernel: host code that follows a pointer to the device dies. Streams are
-// synchronous. Of MXNet's own kernels only fills run; others are refused with an error that says
-// so. The environment variable FAKE_CUDA_DEVICES is the number of GPUs, 1 by default.
+// synchronous. Of MXNet's own kernels those in fake_kernels.cc run; the others are refused with an
+// error that says so. The environment variable FAKE_CUDA_DEVICES is the number of GPUs, 1 by
+// default.
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "fake_kernels.h"
 
 enum {
   kSuccess = 0,
@@ -23,8 +25,12 @@ enum {
   kInvalidHandle = 400,
   kNotSupported = 801,
 };
-typedef struct { unsigned x, y, z; } Dim3;
-typedef struct { int device; } Stream;
+typedef struct {
+  unsigned x, y, z;
+} Dim3;
+typedef struct {
+  int device;
+} Stream;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static __thread int device;
@@ -209,6 +215,7 @@ int cudaDeviceGetAttribute(int* value, int attribute, int number) {
   switch (attribute) {
     case 1: *value = 1024; break;   // threads per block
     case 8: *value = 49152; break;  // shared memory per block
+    case 10: *value = 32; break;    // threads per warp
     case 16: *value = 80; break;    // multiprocessors
     case 75: *value = 8; break;     // compute capability
     case 76: *value = 0; break;
@@ -273,9 +280,7 @@ int cudaGetLastError(void) {
   return error;
 }
 int cudaPeekAtLastError(void) { return last_error; }
-const char* cudaGetErrorString(int error) {
-  return error == kSuccess ? "no error" : error_text;
-}
+const char* cudaGetErrorString(int error) { return error == kSuccess ? "no error" : error_text; }
 const char* cudaGetErrorName(int error) { return error == kSuccess ? "cudaSuccess" : "fakeError"; }
 
 // ------------------------------------------------------------------------------- MXNet's kernels
@@ -351,72 +356,6 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks_of_it, co
   return kSuccess;
 }
 
-// The size of a type in a kernel's mangled name, and where the name goes on; 0: it is another.
-static size_t TypeSize(const char* type, const char** rest) {
-  static const char half[] = "N7mshadow4half6half_tE";
-  static const char letters[] = "fdilah";
-  static const size_t sizes[] = {4, 8, 4, 8, 1, 1};
-  if (strncmp(type, half, sizeof half - 1) == 0) {
-    *rest = type + sizeof half - 1;
-    return 2;
-  }
-  const char* letter = *type == '\0' ? NULL : strchr(letters, *type);
-  if (letter == NULL) return 0;
-  *rest = type + 1;
-  return sizes[letter - letters];
-}
-
-// mxnet_op's Kernel<set_to_int<value>, gpu>::Launch(stream, n, T* out), with value 0 or 1.
-static int SetToInt(const char* name, void** arguments) {
-  const char *set = strstr(name, "10set_to_intILi"), *rest;
-  if (set == NULL || strstr(name, "20mxnet_generic_kernelI") == NULL) return 0;
-  const int value = atoi(set + strlen("10set_to_intILi"));
-  const char* type = strstr(set, "EEELi1EEEJP");  // one output, whose request is to write
-  if (type == NULL || value < 0 || value > 1) return 0;
-  type += strlen("EEELi1EEEJP");
-  const size_t size = TypeSize(type, &rest);
-  if (size == 0 || strncmp(rest, "EEE", 3) != 0) return 0;
-  const int n = *(int*)arguments[0];
-  char* out = *(char**)arguments[1];
-  const float one = 1;
-  const double one_double = 1;
-  const uint16_t one_half = 0x3c00;
-  const int64_t one_integer = 1;  // its first bytes, in the narrower types
-  const void* ones = *type == 'f'   ? (const void*)&one
-                     : *type == 'd' ? (const void*)&one_double
-                     : *type == 'N' ? (const void*)&one_half
-                                    : (const void*)&one_integer;
-  for (int i = 0; i < n; ++i) {
-    if (value == 1) {
-      memcpy(out + i * size, ones, size);
-    } else {
-      memset(out + i * size, 0, size);
-    }
-  }
-  return 1;
-}
-
-// mshadow's assignment of a scalar to a matrix, which is what filling an array is.
-static int AssignScalar(const char* name, void** arguments) {
-  static const char assignment[] =
-      "13MapPlanKernelINS_2sv6savetoELi8ENS_4expr4PlanINS_6TensorINS_3gpuELi2E";
-  const char *scalar = strstr(name, "9ScalarExpI"), *rest;
-  if (scalar == NULL || strstr(name, assignment) == NULL) return 0;
-  const size_t size = TypeSize(scalar + strlen("9ScalarExpI"), &rest);
-  if (size == 0) return 0;
-  const struct {
-    char* data;
-    int stride;
-  }* to = arguments[0];
-  const int* shape = arguments[2];
-  for (int row = 0; row < shape[0]; ++row) {
-    for (int col = 0; col < shape[1]; ++col) {
-      memcpy(to->data + ((size_t)row * to->stride + col) * size, arguments[3], size);
-    }
-  }
-  return 1;
-}
-
 int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** arguments, size_t shared,
                      void* stream) {
   (void)grid, (void)block, (void)shared, (void)stream;
@@ -426,7 +365,7 @@ int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** argumen
   const Kernel* kernel = bsearch(&key, kernels, kernel_count, sizeof key, ByFunction);
   if (kernel == NULL) return Fail(kInvalidHandle);
   fake_memory_open();
-  const int done = SetToInt(kernel->name, arguments) || AssignScalar(kernel->name, arguments);
+  const int done = fake_kernels_run(kernel->name, arguments);
   fake_memory_close();
   if (done) return last_error = kSuccess;
   snprintf(error_text, sizeof error_text, "MXNet's own kernels do not run on the fake GPU: %s",

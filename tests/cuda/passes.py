@@ -78,6 +78,7 @@ def run(
             for name in ("gamma", "beta", "moving_mean", "moving_var")
         },
         saved=memory.empty((2 * len(d.gamma) + 1,), "float64"),
+        counters=memory.array(np.zeros(4), "int64"),
     )
     results = {}
     for name, request in requests.items():
@@ -101,11 +102,13 @@ def run(
     _backward(d, inputs, results, requests, memory, device, attributes.get("fix_gamma", True))
     memory.check()
     for name in ("x", "dy", "gamma", "beta"):
-        np.testing.assert_array_equal(getattr(inputs, name), getattr(d, name), f"{name} was written")
+        array = getattr(inputs, name)
+        np.testing.assert_array_equal(array, getattr(d, name).astype(array.dtype), name)
     return SimpleNamespace(
         **{name: results[name] for name in ("y", "mean", "inv_std")},
         **{name: SimpleNamespace(grad=results[name]) for name in ("x", "gamma", "beta")},
         saved=inputs.saved,
+        counters=list(inputs.counters),
         moving_mean=stepped[0],
         moving_var=stepped[1],
         plan=plan,
@@ -128,6 +131,7 @@ def _forward(
         momentum=momentum,
         use_batch=use_batch_stats or (is_train and not use_global_stats),
         step=is_train and not use_global_stats,
+        counters=address(inputs.counters),
     )
     _gpu.forward(arguments, d.dtype, memory.allocate, device=device)
     return {
@@ -176,3 +180,34 @@ def describe(number):
         return _gpu.describe(number).image.decode()
     except RuntimeError as error:
         return str(error)
+
+
+def variance_by_one_block(values):
+    """The variance of a channel of float32 values, all added up by the threads of one block."""
+    from mxbn import _gpu, _library
+
+    memory, dtype = Memory(), _gpu.DTYPES.index("float32")
+    moving_var = memory.array(np.zeros(1), "float32")
+    arguments = _gpu.Arguments(
+        outer=1,
+        channels=1,
+        inner=len(values),
+        x=address(memory.array(values, "float32")),
+        beta=address(memory.array(np.zeros(1), "float32")),
+        moving_mean=address(memory.array(np.zeros(1), "float32")),
+        moving_var=address(moving_var),
+        momentum=0,
+        use_batch=1,
+        step=1,
+        saved=memory.allocate(3),
+        parts=memory.allocate(2),
+        terms=memory.allocate(2),
+    )
+    sizes = ctypes.c_int64(), ctypes.c_int64()
+    plan = _library.function("mxbn_gpu_plan", None)
+    plan(ctypes.byref(arguments), dtype, *map(ctypes.byref, sizes))
+    arguments.splits, arguments.piece = 1, len(values)
+    forward = _library.function("mxbn_gpu_forward", ctypes.c_char_p)
+    assert forward(ctypes.byref(arguments), dtype, 0, None) is None
+    memory.check()
+    return moving_var

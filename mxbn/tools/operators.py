@@ -1,0 +1,14 @@
+"""MXNet's operators that normalize with moving statistics."""
+
+from __future__ import annotations
+
+MXBN = "mxbn_BatchNorm"
+OPERATORS = (  # the first three compute the same
+    MXBN,
+    "BatchNorm",
+    "CuDNNBatchNorm",
+    "BatchNorm_v1",
+    "_contrib_SyncBatchNorm",
+    "_contrib_BatchNormWithReLU",
+)
+INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var")

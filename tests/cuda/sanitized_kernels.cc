@@ -1,0 +1,214 @@
+// Runs every kernel, emulated, on tensors of every form, and compares the results with plain loops
+// in double. It is built with sanitizers, which look at the kernels' accesses to memory; how exact
+// the results are is tested elsewhere.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+#include <vector>
+
+#include "batch_norm_gpu.h"
+#include "cuda_driver.h"
+
+// clang-format off: the emulation comes before what it emulates
+#include "cuda_emulation.h"
+#include "batch_norm_kernels.cuh"
+// clang-format on
+
+namespace mxbn {
+namespace cuda {
+
+Device::Device(int) {}
+
+Device& Device::Get(int number) {
+  static Device device(number);
+  return device;
+}
+
+void Device::Launch(const std::string& kernel, unsigned grid_x, unsigned grid_y, unsigned threads,
+                    void*, const void* argument) {
+  const auto function =
+      reinterpret_cast<void (*)(gpu::Arguments)>(dlsym(RTLD_DEFAULT, kernel.c_str()));
+  if (function == nullptr) throw std::runtime_error("no kernel " + kernel);
+  const auto& arguments = *static_cast<const gpu::Arguments*>(argument);
+  cuda_emulation::Launch({grid_x, grid_y}, threads, [&] { function(arguments); });
+}
+
+}  // namespace cuda
+}  // namespace mxbn
+
+namespace {
+
+using mxbn::View;
+
+double ToDouble(mxbn::Half value) { return mxbn::HalfToFloat(value); }
+double ToDouble(double value) { return value; }
+void FromDouble(double value, mxbn::Half* to) { *to = mxbn::FloatToHalf(value); }
+template <typename T>
+void FromDouble(double value, T* to) {
+  *to = static_cast<T>(value);
+}
+
+template <typename T>
+struct TypeOf;
+template <>
+struct TypeOf<mxbn::Half> {
+  static constexpr mxbn::gpu::DataType kType = mxbn::gpu::kFloat16;
+  static constexpr double kTolerance = 4e-3;
+};
+template <>
+struct TypeOf<float> {
+  static constexpr mxbn::gpu::DataType kType = mxbn::gpu::kFloat32;
+  static constexpr double kTolerance = 4e-6;
+};
+template <>
+struct TypeOf<double> {
+  static constexpr mxbn::gpu::DataType kType = mxbn::gpu::kFloat64;
+  static constexpr double kTolerance = 1e-12;
+};
+
+struct Case {
+  const char* name;
+  View view;
+  size_t offset;   // of the tensors, in values: not aligned for accesses of 16 bytes
+  bool use_batch;  // and all results are written; else they are added
+};
+
+// Values in [-1, 1] that every type holds.
+template <typename T>
+std::vector<T> Draw(size_t count, size_t offset, unsigned seed) {
+  std::vector<T> values(offset + count);
+  for (size_t i = 0; i < count; ++i) {
+    const unsigned random = (i + 1) * 2654435761u + seed * 40503u;
+    FromDouble((static_cast<int>(random >> 20 & 255) - 128) / 128.0, &values[offset + i]);
+  }
+  return values;
+}
+
+template <typename T>
+bool Differs(const char* what, size_t i, T got, double want, double size) {
+  const double error = std::abs(ToDouble(got) - want);
+  if (error <= TypeOf<T>::kTolerance * (1 + size)) return false;
+  std::printf("%s[%zu] is %.9g, expected %.9g\n", what, i, ToDouble(got), want);
+  return true;
+}
+
+template <typename T>
+bool Run(const Case& the_case) {
+  using P = mxbn::ParamType<T>;
+  constexpr double kEps = 0.01, kMomentum = 0.75, kBefore = 0.5;
+  const View& view = the_case.view;
+  const size_t offset = the_case.offset, channels = view.channels;
+  const bool batch = the_case.use_batch, add = !batch;
+  const double before = add ? kBefore : 0;
+
+  // Each in memory of its own size, so that accesses beyond it are found.
+  const std::vector<T> x = Draw<T>(view.Size(), offset, 1), dy = Draw<T>(view.Size(), offset, 2);
+  const std::vector<P> gamma = Draw<P>(channels, 0, 3), beta = Draw<P>(channels, 0, 4);
+  const std::vector<P> old_mean = Draw<P>(channels, 0, 5), old_var(channels, 2);
+  std::vector<P> moving_mean = old_mean, moving_var = old_var;
+  T filling;
+  FromDouble(kBefore, &filling);
+  std::vector<T> y(x.size(), filling), dx = y;
+  std::vector<P> mean(channels, kBefore), inv_std = mean, dgamma = mean, dbeta = mean;
+  std::vector<double> saved(2 * channels + 1), terms(2 * channels);
+
+  mxbn::gpu::Arguments a{};
+  a.x = x.data() + offset;
+  a.out = y.data() + offset;
+  a.gamma = gamma.data();
+  a.beta = beta.data();
+  a.moving_mean = moving_mean.data();
+  a.moving_var = moving_var.data();
+  a.eps = kEps;
+  a.momentum = kMomentum;
+  a.use_batch = a.step = batch;
+  a.saved = saved.data();
+  a.terms = terms.data();
+  a.first = mean.data();
+  a.second = inv_std.data();
+  a.out_add = a.first_add = a.second_add = add;
+  mxbn::gpu::MakePlan(view, TypeOf<T>::kType, &a);
+  std::vector<double> parts(mxbn::gpu::PartsSize(a));
+  a.parts = parts.data();
+  mxbn::gpu::Forward(a, TypeOf<T>::kType, {0, nullptr});
+
+  a.dy = dy.data() + offset;
+  a.out = dx.data() + offset;
+  a.first = dgamma.data();
+  a.second = dbeta.data();
+  mxbn::gpu::MakePlan(view, TypeOf<T>::kType, &a);
+  mxbn::gpu::Backward(a, TypeOf<T>::kType, {0, nullptr});
+
+  const double n = view.PerChannel();
+  for (size_t c = 0; c < channels; ++c) {
+    const auto sum = [&](auto term) {
+      double result = 0;
+      for (int64_t o = 0; o < view.outer; ++o) {
+        for (int64_t i = 0; i < view.inner; ++i) result += term(offset + view.Index(o, c, i));
+      }
+      return result;
+    };
+    const double batch_mean = sum([&](size_t i) { return ToDouble(x[i]); }) / n;
+    const double batch_var =
+        sum([&](size_t i) { return std::pow(ToDouble(x[i]) - batch_mean, 2); }) / n;
+    const double m = batch ? batch_mean : old_mean[c], v = batch ? batch_var : old_var[c];
+    const double scale = 1 / std::sqrt(v + kEps);
+    const auto xh = [&](size_t i) { return (ToDouble(x[i]) - m) * scale; };
+    const double sum_dy = sum([&](size_t i) { return ToDouble(dy[i]); });
+    const double sum_dy_xh = sum([&](size_t i) { return ToDouble(dy[i]) * xh(i); });
+    const double steps = batch ? 1 - kMomentum : 0;
+    if (Differs("mean", c, mean[c], before + m, 1) ||
+        Differs("1/std", c, inv_std[c], before + scale, scale) ||
+        Differs("moving mean", c, moving_mean[c], old_mean[c] + steps * (m - old_mean[c]), 1) ||
+        Differs("moving variance", c, moving_var[c], old_var[c] + steps * (v - old_var[c]), 2) ||
+        Differs("gradient of gamma", c, dgamma[c], before + sum_dy_xh, n) ||
+        Differs("gradient of beta", c, dbeta[c], before + sum_dy, n)) {
+      return false;
+    }
+    const double wrong = sum([&](size_t i) {
+      const double slope = batch ? sum_dy / n + xh(i) * sum_dy_xh / n : 0;
+      const double out = before + xh(i) * gamma[c] + beta[c];
+      const double gradient = before + gamma[c] * scale * (ToDouble(dy[i]) - slope);
+      return Differs("output", i, y[i], out, scale) ||
+             Differs("gradient of data", i, dx[i], gradient, scale);
+    });
+    if (wrong > 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main() {
+  // The forms of a plan: rows and columns, of accesses of 16 bytes and of one value, one piece and
+  // several, whole and partly used tiles and blocks.
+  const Case cases[] = {
+      {"rows", {3, 2, 64, 1}, 0, true},
+      {"rows, moving statistics", {3, 2, 64, 1}, 0, false},
+      {"rows of single values", {2, 2, 45, 1}, 0, true},
+      {"rows, not aligned", {2, 2, 64, 1}, 1, true},
+      {"rows in pieces", {5, 1, 4096, 1}, 0, true},
+      {"columns", {70, 16, 1, 1}, 0, true},
+      {"columns, moving statistics", {70, 16, 1, 1}, 0, false},
+      {"columns of single values", {70, 5, 3, 1}, 0, true},
+      {"columns, not aligned", {70, 16, 1, 1}, 1, true},
+      {"columns in tiles", {3, 150, 2, 1}, 0, true},
+      {"columns in pieces", {1500, 3, 4, 1}, 0, true},
+      {"one value", {1, 1, 1, 1}, 0, true},
+  };
+  try {
+    for (const Case& each : cases) {
+      if (!Run<mxbn::Half>(each) || !Run<float>(each) || !Run<double>(each)) {
+        std::printf("wrong values: %s\n", each.name);
+        return 1;
+      }
+    }
+  } catch (const std::exception& error) {
+    std::printf("error: %s\n", error.what());
+    return 1;
+  }
+  std::puts("right values");
+  return 0;
+}
