@@ -91,9 +91,15 @@ def right(d, is_train, dy=None, **attributes):
     dx, dgamma, dbeta = reference.backward(
         d.dy if dy is None else dy, d.x, d.gamma, kept, fix_gamma=fixed, axis=d.axis
     )
+    along = [1] * d.x.ndim
+    along[d.axis] = -1
+    xh = (d.x - kept.mean.reshape(along)) * kept.inv_std.reshape(along)
+    others = tuple(i for i in range(d.x.ndim) if i != d.axis % d.x.ndim)
+    terms = np.abs((d.dy if dy is None else dy) * xh).sum(others)
     return SimpleNamespace(
         output=kept.output, mean=kept.mean, inv_std=kept.inv_std, dx=dx, dgamma=dgamma, dbeta=dbeta,
         moving_mean=kept.moving_mean, moving_var=kept.moving_var,
+        dgamma_terms=terms.max() if terms.size else 0.0,
     )  # fmt: skip
 
 
@@ -121,6 +127,12 @@ def check(got, want, units=4, scale=None, what="value"):
     assert found <= units, (
         f"{what} is off by {found:.3g} units of rounding, at most {units} allowed"
     )
+
+
+def check_dgamma(got, want, units=4):
+    """Compare a gradient of gamma; that of float64 data is as exact as the terms of its sum."""
+    scale = want.dgamma_terms if numpy_of(got).dtype == np.float64 else None
+    check(got, want.dgamma, 1 if scale is not None else units, scale, "gradient of gamma")
 
 
 def same_bits(got, want):

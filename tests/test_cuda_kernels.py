@@ -172,8 +172,7 @@ def test_the_first_value_of_a_channel_may_be_an_outlier(run, shape, outlier):
     a, w = run(d, True, fix_gamma=False), right(d, True, fix_gamma=False)
     check(a.y, w.output, OUTPUT_UNITS, what="output")
     check(a.moving_mean, w.moving_mean, SUM_UNITS["float32"], np.abs(w.mean).max(), "moving mean")
-    # It moves the pivot away from the other values, whose squares about it are rounded to float32.
-    check(a.moving_var, w.moving_var, 3, what="moving variance")
+    check(a.moving_var, w.moving_var, 1.5, what="moving variance")
 
 
 @DTYPE

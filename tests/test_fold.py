@@ -208,16 +208,27 @@ def test_outputs_of_the_whole_are_those_of_the_unfolded():
         y = mx.sym.relu(KINDS[kind](y, fix_gamma=False))
         y = mx.sym.Deconvolution(y, kernel=(4, 4), num_filter=6, stride=(2, 2), pad=(1, 1))
         y = mx.sym.Pooling(mx.sym.relu(KINDS[kind](y)), kernel=(2, 2), stride=(2, 2))
-        y = KINDS[kind](mx.sym.FullyConnected(y, num_hidden=5))
+        y = KINDS[kind](mx.sym.FullyConnected(y, num_hidden=5), name="last")
         model = parameters(mx.sym.SoftmaxOutput(y, name="softmax"), seed=seed, data=x.shape)
         folded = fold(model, {"data": x})
-        (found,) = folded.differences
+        found, logits = folded.differences
         (old,), (new,) = outputs(model, x), outputs(folded.model, x)
         assert len([each for each in folded.layers if each.into]) == 3
-        assert found.output == "softmax_output"
+        assert (found.output, logits.output) == ("softmax_output", "last_output")
         assert found.bound < 1e-3 * np.abs(old).max()
         assert np.abs(old - new).max() <= found.bound
         assert found.absolute == pytest.approx(found.relative * np.abs(old).max())
+
+
+def test_a_saturated_softmax_hides_nothing(monkeypatch):
+    y = bn(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), fix_gamma=False) * 1000
+    model = parameters(mx.sym.softmax(y), data=(1, 4))
+    right = fold(model, shapes={"data": (1, 4)}).differences[0]
+    assert right.absolute == 0
+    per_weight = fold_graph._per_weight
+    monkeypatch.setattr(fold_graph, "_per_weight", lambda *given: per_weight(*given) * 1.001)
+    with pytest.raises(ValueError, match=r"_mulscalar\d+_output differs by"):
+        fold(model, shapes={"data": (1, 4)})
 
 
 def test_batch_norms_behind_each_other():
@@ -293,6 +304,8 @@ def stays():
     yield "it normalizes axis -1, but the channels of conv are on axis 1", bn(c, axis=-1)
     yield "it normalizes with the statistics of the batch", bn(c, use_batch_stats=True)
     yield "its mean or variance is used too", mx.sym.Group(list(bn(c, output_mean_var=True)))
+    yield "its mean or variance is used too", bn(c, output_mean_var=True)[1]
+    yield "it comes after drop (Dropout)", bn(mx.sym.Dropout(c, name="drop"), axis=2)
     yield (
         "its gamma is computed",
         bn(c, mx.sym.square(mx.sym.var("g", shape=(4,))), fix_gamma=False),
@@ -603,6 +616,16 @@ def test_the_result_needs_no_mxbn(small):
     check(np.load(folder / "output.npy"), right, units=20)
 
 
+def test_healthy_statistics_are_not_refused():
+    model = parameters(bn(conv()), data=(2, 3, 4, 4))
+    model.aux_params["bn_moving_var"][:] = 1
+    fold(model, shapes={"data": (2, 3, 4, 4)})
+    model = parameters(bn(conv(), use_batch_stats=True), data=(2, 3, 4, 4))
+    model.aux_params["bn_moving_mean"][:] = 0
+    model.aux_params["bn_moving_var"][:] = 1
+    fold(model, shapes={"data": (2, 3, 4, 4)})
+
+
 @pytest.mark.parametrize("fault", ["gamma", "beta", "mean", "inv_std"])
 def test_a_wrong_fold_is_found_and_not_written(fault, model_on_disk, monkeypatch, capsys):
     place = ("gamma", "beta", "mean", "inv_std").index(fault)
@@ -673,6 +696,19 @@ def test_wrong_options_are_named(options, message, model_on_disk, monkeypatch):
     with pytest.raises(ValueError, match=message):
         fold_files(["net", "out", *options])
     assert sorted(os.listdir()) == before
+
+
+def test_force_is_needed(model_on_disk):
+    net, out, shape = f"{model_on_disk}/net", f"{model_on_disk}/out", ["--shape", "data=2,3,8,8"]
+    model = Checkpoint.load(net, 0)
+    model.aux_params["bn0_moving_var"][0] = -1e-4
+    model.save(net, 0, force=True)
+    with pytest.raises(ValueError, match="bn0 has a negative moving variance"):
+        fold_files([net, out, *shape])
+    assert fold_files([net, out, *shape, "--force"]) == 0
+    (model_on_disk / "net-0000.params").unlink()
+    with pytest.raises(FileExistsError, match=f"{out}-symbol.json exists already"):
+        fold_files([net, out, *shape])  # is told at once
 
 
 def test_wrong_arguments_end_with_2(capsys):

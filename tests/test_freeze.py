@@ -249,6 +249,10 @@ def test_switches_are_independent():
     freeze(layer, step=True)
     assert freeze_state(layer)[0][1:] == ("is_train", True, True)
     assert layer._kwargs["momentum"] == 0.6
+    freeze(layer, statistics="batch")
+    freeze(layer, statistics="moving")
+    assert "use_batch_stats" not in repr(layer)
+    unfreeze(layer)
     freeze(layer, step=True, momentum=0.5)
     assert layer._kwargs["momentum"] == 0.5
     unfreeze(layer)
@@ -434,6 +438,13 @@ def test_symbol_affine_is_heeded_by_module_and_undone():
     assert again.attr_dict() == symbol.attr_dict()
     assert freeze(off, affine=True).attr_dict() == symbol.attr_dict()
     assert symbol.attr_dict()["g"]["__lr_mult__"] == "0.5"  # the first one is as it was
+
+
+def test_gamma_does_not_count_where_it_is_fixed():
+    beta = mx.sym.var("beta", lr_mult=0)
+    for fix_gamma in (True, False):
+        symbol = mxbn.sym.BatchNorm(mx.sym.var("data"), beta=beta, fix_gamma=fix_gamma)
+        assert freeze_state(symbol)[0].affine != fix_gamma
 
 
 def test_builtin_layers_of_every_kind():

@@ -38,9 +38,9 @@ fake_gpu = pytest.mark.skipif(not IS_FAKE, reason="only the fake GPU fails when 
 trainings = pytest.mark.parametrize("is_train", [True, False])
 
 
-def arrays_on(context, d, grad_req="write"):
+def arrays_on(context, d):
     with context:
-        return arrays(d, grad_req)
+        return arrays(d)
 
 
 def symbol_of(d, **attributes):

@@ -3,6 +3,8 @@
 import gc
 import json
 import random
+import sys
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -511,6 +513,21 @@ def test_kinds_of_data(form, tmp_path):
         assert same_arrays(moving(model), want)
 
 
+@pytest.mark.parametrize("has_tqdm", [True, False])
+def test_progress(has_tqdm, monkeypatch):
+    totals = []
+
+    def tqdm(batches, total, **_):
+        totals.append(total)
+        return batches
+
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=tqdm) if has_tqdm else None)
+    x = np.random.RandomState(1).randn(12, 4)
+    for data in (data_iter(x), in_batches(x), iter(in_batches(x))):
+        assert recalibrate(dense_net(), data, progress=True).samples == 12
+    assert totals == ([3, 3, None] if has_tqdm else [])
+
+
 def test_several_inputs_and_batch_axes():
     a, b, label = mx.sym.var("a"), mx.sym.var("b"), mx.sym.var("label")
     x = mxbn.sym.BatchNorm(a + b, axis=2, name="bn")
@@ -614,7 +631,7 @@ def test_command(saved, capsys):
     assert run_command(prefix, out, "--data", data, "--batch-size", 5) == 0
     shown = capsys.readouterr().out
     assert "first_fwd" in shown
-    assert "2 layers recalibrated over 12 samples" in shown
+    assert "\nrecalibrated over 12 samples" in shown
     before, after = Checkpoint.load(str(prefix), 0), Checkpoint.load(str(out), 0)
     assert before.symbol.tojson() == after.symbol.tojson()
     assert same_arrays(

@@ -5,7 +5,18 @@ import itertools
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import CONTEXT, MODES, OTHER_CONTEXT, check, draw, nd, right, run_script, same_bits
+from helpers import (
+    CONTEXT,
+    MODES,
+    OTHER_CONTEXT,
+    check,
+    check_dgamma,
+    draw,
+    nd,
+    right,
+    run_script,
+    same_bits,
+)
 
 import mxbn
 
@@ -48,8 +59,10 @@ def check_statistics(aux, want, units=4):
 
 def check_gradients(gradients, want):
     mx.nd.waitall()
-    for name, key in zip(ARGUMENTS, ("dx", "dgamma", "dbeta")):
-        check(gradients[name], getattr(want, key), what=key)
+    x, gamma, beta = (gradients[name] for name in ARGUMENTS)
+    check(x, want.dx, what="gradient of data")
+    check_dgamma(gamma, want)
+    check(beta, want.dbeta, what="gradient of beta")
 
 
 def continued(d, want):

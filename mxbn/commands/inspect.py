@@ -9,9 +9,7 @@ from typing import Any
 
 from ..tools.checkpoint import Checkpoint
 from ..tools.files import refuse_existing
-from .arguments import has_rich
-from .recalibrate import _batches as batches_of
-from .recalibrate import _positive as positive
+from .arguments import batches_of_file, has_rich, positive
 
 
 def add_parser(subparsers: Any) -> None:
@@ -99,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:
         _check_plot(options)
     model = Checkpoint.load(options.prefix, options.epoch)
-    data = options.data and batches_of(model, options.data, options.batch_size)
+    data = options.data and batches_of_file(model, options.data, options.batch_size)
     is_train = None if options.is_train is None else options.is_train == "yes"
     found = inspect(model, options.for_training, is_train, data, progress=not options.json)
     if options.plot:

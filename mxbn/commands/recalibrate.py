@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from ..tools.checkpoint import Checkpoint, names
-from ..tools.files import load_npz, refuse_existing
-from .arguments import has_rich
+from ..tools.files import refuse_existing
+from .arguments import batches_of_file, has_rich, positive
 
 
 def add_parser(subparsers: Any) -> None:
@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--batch-size",
-        type=_positive,
+        type=positive,
         default=32,
         metavar="N",
         help="samples per batch, in the order of the file (default: 32)",
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.force:
         refuse_existing(*files)
     model = Checkpoint.load(options.prefix, options.epoch)
-    batches = _batches(model, options.data, options.batch_size)
+    batches = batches_of_file(model, options.data, options.batch_size)
     done = recalibrate(model, batches, options.layers, options.earlier, progress=not options.json)
     model.save(options.out, options.epoch, options.force)
     if options.json:
@@ -95,25 +95,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         _show(done, files)
     return 0
-
-
-def _batches(model: Checkpoint, path: str, batch_size: int) -> Any:
-    """Return an iterator over those arrays of a file that the model takes."""
-    import mxnet as mx
-
-    arguments = [n for n in model.symbol.list_arguments() if n not in model.arg_params]
-    arrays = load_npz(path)
-    found = {name: array for name, array in arrays.items() if name in arguments}
-    lengths = {name: len(array) if array.ndim else 0 for name, array in found.items()}
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise ValueError(
-            f"{path} holds {', '.join(arrays) or 'nothing'}, expected arrays of one length for "
-            f"{', '.join(arguments)}"
-        )
-    known = {name: array.dtype for name, array in model.arg_params.items()}
-    types = dict(zip(model.symbol.list_arguments(), model.symbol.infer_type_partial(**known)[0]))
-    inputs = {n: mx.nd.array(a, dtype=types.get(n) or "float32") for n, a in found.items()}
-    return mx.io.NDArrayIter(inputs, batch_size=min(batch_size, *lengths.values()))
 
 
 def _row(drift: Any) -> dict[str, Any]:
@@ -144,11 +125,5 @@ def _show(done: Any, files: Any) -> None:
         table.add_row(name, str(values), f"{shift:.3g} std", f"{low:.3g} to {high:.3g}")
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"\n{len(done.layers)} layers recalibrated over {done.samples} samples")
+    console.print(f"\nrecalibrated over {done.samples} samples")
     console.print(f"written: {', '.join(files)}")
-
-
-def _positive(text: str) -> int:
-    if text.isdecimal() and int(text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")

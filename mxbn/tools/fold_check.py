@@ -12,6 +12,16 @@ from .compare import outputs_of_symbol
 from .graph import Entry, Graph, Node
 
 Array = Any
+# What comes before these is compared too: they may give 0 and 1 whatever a network computes.
+_SQUASHING = (
+    "SoftmaxOutput",
+    "SoftmaxActivation",
+    "softmax",
+    "log_softmax",
+    "LogisticRegressionOutput",
+    "sigmoid",
+    "tanh",
+)
 _FLOATS = ("float32", "float16", "float64")
 # The model before is also run with its inputs, and the parameters that folding works into others,
 # off by one unit of rounding, up or down at random. Folding rounds about as often, so the outputs
@@ -27,7 +37,7 @@ class Difference(NamedTuple):
     Attributes
     ----------
     output : str
-        Its name before.
+        Its name before; also of what an output like a softmax is computed from.
     absolute, relative : float
         The largest difference, and the same divided by the output's largest value.
     bound : float
@@ -114,7 +124,7 @@ def differences(
     Returns
     -------
     list of Difference
-        One for each output.
+        One for each output, then those of what comes before a softmax or the like.
     """
     old, new = (_for_cpu(model.symbol) for model in (before, after))
     arrays = {**_values(before), **inputs}
@@ -127,7 +137,7 @@ def differences(
         trial = _outputs(old, _off_by_units(arrays, units, random))
         explained = [max(most, _largest(a, b)) for most, a, b in zip(explained, right, trial)]
     result = []
-    for name, output, absolute, most in zip(before.symbol.list_outputs(), right, found, explained):
+    for name, output, absolute, most in zip(old.list_outputs(), right, found, explained):
         size = float(np.abs(output[np.isfinite(output)]).max(initial=0))
         bound = MARGIN * (most + _unit(output.dtype) * size)
         result.append(Difference(name, absolute, absolute / size if size else absolute, bound))
@@ -135,11 +145,14 @@ def differences(
 
 
 def _for_cpu(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a Symbol that computes the same where MXNet has fewer convolutions.
+    """Return a Symbol that computes the same, and also gives what comes before a softmax.
 
-    On the CPU it has none of float16, which becomes float32, and none with the channels last.
+    On the CPU, MXNet has no convolution of float16, which becomes float32, and none with the
+    channels last.
     """
     graph = Graph.from_symbol(symbol)
+    last = [head.node for head in graph.heads]
+    graph.heads += [node.inputs[0] for node in last if node.op in _SQUASHING]
     for _, node in list(graph.walk()):
         if node.attrs.get("dtype") == "float16":
             node.attrs["dtype"] = "float32"

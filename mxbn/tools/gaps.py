@@ -6,11 +6,11 @@ from typing import Any, Sequence
 
 import mxnet as mx
 
+from .batches import batches_of, show_progress
 from .files import atomic
 from .layers import INPUTS, Layer
 from .params_file import last_line
 from .pools import Drift, Pool, Recorder
-from .recalibrate import _bar, _batches
 from .watch import network
 
 _STATISTICS = INPUTS[3:]
@@ -54,8 +54,8 @@ def gaps(
         data = mx.io.NDArrayIter(data, batch_size=min(32, length))
     try:
         with mx.autograd.pause(train_mode=False), net.watched(pools, observer) as run:
-            batches = _batches(data, inputs, len(net.contexts))
-            for _, names, parts in _bar(batches, data) if progress else batches:
+            batches = batches_of(data, inputs, len(net.contexts))
+            for _, names, parts in show_progress(batches, data) if progress else batches:
                 for part, context in zip(parts, net.contexts):
                     run(names, [array.as_in_context(context) for array in part], context)
     except mx.base.MXNetError as error:

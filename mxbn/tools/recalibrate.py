@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
-import numpy as np
 
+from .batches import batches_of, show_progress
 from .layers import Layer, choose
 from .pools import Drift, Pool, Recorder
 from .watch import network
@@ -141,8 +140,8 @@ def recalibrate(
             unfinished = True
             while unfinished:
                 samples = 0
-                batches = _batches(data, inputs, len(net.contexts))
-                for size, names, parts in _bar(batches, data) if progress else batches:
+                batches = batches_of(data, inputs, len(net.contexts))
+                for size, names, parts in show_progress(batches, data) if progress else batches:
                     samples += size
                     for part, context in zip(parts, net.contexts):
                         run(names, [array.as_in_context(context) for array in part], context)
@@ -185,61 +184,3 @@ def _statistics(layer: Layer) -> tuple[str, ...]:
                 f"mxbn: layer {layer.name} has no {role}: initialize the model and run it once"
             )
     return layer.parameters["moving_mean"], layer.parameters["moving_var"]
-
-
-def _batches(
-    data: Any, inputs: Sequence[str], count: int
-) -> Iterator[tuple[int, list[str], list[list[Array]]]]:
-    """Yield of each batch its size, the names of the inputs, and up to `count` parts of them."""
-    if isinstance(data, mx.io.DataIter):
-        data.reset()
-    for batch in data:
-        names, axes, arrays, pad = _inputs_of(batch, data, inputs)
-        sizes = {array.shape[axis] for array, axis in zip(arrays, axes)}
-        if len(sizes) != 1:
-            raise ValueError(f"mxbn: a batch has inputs of several sizes: {sorted(sizes)}")
-        size = sizes.pop() - pad
-        edges = np.linspace(0, size, min(size, count) + 1).astype(int)
-        yield (
-            size,
-            names,
-            [
-                [a[(slice(None),) * axis + (slice(low, high),)] for a, axis in zip(arrays, axes)]
-                for low, high in zip(edges[:-1].tolist(), edges[1:].tolist())
-            ],
-        )
-    if isinstance(data, mx.io.DataIter):
-        data.reset()
-
-
-def _inputs_of(
-    batch: Any, data: Any, inputs: Sequence[str]
-) -> tuple[list[str], list[int], list[Array], int]:
-    """Return a batch's inputs: their names, batch axes and arrays, and the size of the padding."""
-    names, pad = list(inputs), 0
-    axes = [0] * len(names)
-    if isinstance(batch, mx.io.DataBatch):
-        described = batch.provide_data or getattr(data, "provide_data", None)
-        if described:
-            names = [each[0] for each in described]
-            layouts = [getattr(each, "layout", None) for each in described]
-            axes = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
-        arrays, pad = list(batch.data), batch.pad or 0
-    else:
-        arrays = list(batch) if isinstance(batch, (list, tuple)) else [batch]
-    if len(arrays) < len(names):
-        raise ValueError(f"mxbn: a batch has {len(arrays)} arrays, expected {', '.join(names)}")
-    array_of = mx.np.array if mx.util.is_np_array() else mx.nd.array
-    arrays = [a if isinstance(a, mx.nd.NDArray) else array_of(a) for a in arrays[: len(names)]]
-    return names, axes, arrays, pad
-
-
-def _bar(batches: Any, data: Any) -> Any:
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:
-        return batches
-    total = len(data) if hasattr(data, "__len__") else None
-    if isinstance(data, mx.io.NDArrayIter):
-        total = -(-data.num_data // data.batch_size)
-    return tqdm(batches, total=total, unit="batch", file=sys.stderr, disable=None, leave=False)

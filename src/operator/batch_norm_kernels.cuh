@@ -96,30 +96,31 @@ struct Sum<float> {
   }
 };
 
-// The mean of a channel's first values, of rows `stride` apart. Not inlined: it is small work, and
-// much code.
-template <typename T>
-__device__ __noinline__ Compute<T> FirstMean(const T* x, long long outer, long long inner,
-                                             long long stride) {
-  using C = Compute<T>;
-  const int count = outer * inner < 8 ? static_cast<int>(outer * inner) : 8;
-  const C first = ToCompute(x[0]);
-  C shift = 0;
-  long long row = 0, col = 0;
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    shift += ToCompute(x[row * stride + col]) - first;
-    if (++col == inner) ++row, col = 0;
-  }
-  return first + shift / static_cast<C>(count);
+template <typename C>
+__device__ inline C Middle(C a, C b, C c) {
+  const C low = a < b ? a : b, high = a < b ? b : a;
+  return c < low ? low : c > high ? high : c;
 }
 
-// A value about which a channel is summed: the mean of its first values, which lies within some
-// standard deviations of the mean of all. If these are equal, it is that value.
+// The middle one of the middle ones of three times three values of a channel, from all over it. Not
+// inlined: it is small work, and much code.
+template <typename T>
+__device__ __noinline__ Compute<T> MiddleOfNine(const T* x, long long outer, long long inner,
+                                                long long stride) {
+  const auto at = [&](int i) {
+    return ToCompute(x[i * (outer - 1) / 8 * stride + 5 * i % 9 * (inner - 1) / 8]);
+  };
+  return Middle(Middle(at(0), at(1), at(2)), Middle(at(3), at(4), at(5)),
+                Middle(at(6), at(7), at(8)));
+}
+
+// A value about which a channel is summed. It lies within some standard deviations of the mean,
+// whatever outliers there are: squares of float about a value far away would lose too much. If all
+// values are equal, it is that value.
 template <typename T>
 __device__ Compute<T> Pivot(const Arguments& a, long long channel) {
   const T* x = static_cast<const T*>(a.x) + channel * a.inner;
-  return FirstMean(x, a.outer, a.inner, a.channels * a.inner);
+  return MiddleOfNine(x, a.outer, a.inner, a.channels * a.inner);
 }
 
 // A value in two parts: what the type cannot hold of it goes to the second.
