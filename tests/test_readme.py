@@ -30,6 +30,11 @@ def test_an_example_trains_on_real_data_and_predicts(api, tmp_path):
     assert float(accuracy) > 0.8
 
 
+def test_guarded_training_counts_what_the_text_shows(tmp_path):
+    (code,) = [each for each in EXAMPLES if "mxbn.Guard" in each]
+    assert run(code, tmp_path) in README.read_text()
+
+
 def test_existing_code_is_made_with_our_layers(tmp_path):
     (code,) = [each for each in EXAMPLES if "replace_builtin" in each]
     code = f"import mxnet as mx, mxbn\n{code}\nprint([type(layer) for layer in net.features])"
