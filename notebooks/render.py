@@ -2,25 +2,22 @@
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
-import jupyter_server_mathjax
 import nbformat
+from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 
 HERE = Path(__file__).resolve().parent
-MATHJAX = Path(jupyter_server_mathjax.__file__).parent / "static"  # so that no page needs a network
+CODE_OR_EQUATION = re.compile(r"```.*?```|`[^`\n]+`|\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 
 
 def main(folder):
-    """Write a page per notebook, index.html, and what shows equations."""
+    """Write a page per notebook, and index.html."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(MATHJAX, folder / "mathjax", dirs_exist_ok=True)
-    exporter = HTMLExporter(
-        mathjax_url="mathjax/MathJax.js?config=TeX-AMS_CHTML-full,Safe", require_js_url=""
-    )
+    # Equations become MathML, which browsers show by themselves: no page needs a network.
+    exporter = HTMLExporter(mathjax_url="", require_js_url="")
     index = nbformat.v4.new_notebook()
     index.cells = [nbformat.v4.new_markdown_cell((HERE / "README.md").read_text("utf-8"))]
     pages = {"index": index}
@@ -29,14 +26,21 @@ def main(folder):
     for name, content in pages.items():
         for cell in content.cells:
             if cell.cell_type == "markdown":
-                cell.source = links(cell.source, folder)
-        title = {"metadata": {"name": f"mxbn: {name}"}}
-        page, _ = exporter.from_notebook_node(content, title)
+                cell.source = CODE_OR_EQUATION.sub(equation, with_links(cell.source, folder))
+        page, _ = exporter.from_notebook_node(content, {"metadata": {"name": f"mxbn: {name}"}})
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
         print(folder / f"{name}.html")
 
 
-def links(text, folder):
+def equation(found):
+    """Return an equation as MathML, and code as it is."""
+    block, inline = found.groups()
+    if block is not None:
+        return convert(" ".join(block.split()), display="block")
+    return convert(inline) if inline is not None else found.group()
+
+
+def with_links(text, folder):
     """Let links lead to pages, and those out of this folder to the files of the project."""
     text = re.sub(r"\]\((\d\d_\w+)\.ipynb", r"](\1.html", text)
     text = text.replace("](README.md", "](index.html")
