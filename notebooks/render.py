@@ -17,7 +17,7 @@ def main(folder):
     """Write a page per notebook, and index.html."""
     folder.mkdir(parents=True, exist_ok=True)
     # Equations become MathML, which browsers show by themselves: no page needs a network.
-    exporter = HTMLExporter(mathjax_url="", require_js_url="")
+    exporter = HTMLExporter()
     index = nbformat.v4.new_notebook()
     index.cells = [nbformat.v4.new_markdown_cell((HERE / "README.md").read_text("utf-8"))]
     pages = {"index": index}
@@ -28,6 +28,8 @@ def main(folder):
             if cell.cell_type == "markdown":
                 cell.source = CODE_OR_EQUATION.sub(equation, with_links(cell.source, folder))
         page, _ = exporter.from_notebook_node(content, {"metadata": {"name": f"mxbn: {name}"}})
+        # What nbconvert adds would fetch more scripts, for widgets and diagrams that are not there.
+        page = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
         print(folder / f"{name}.html")
 
