@@ -739,3 +739,23 @@ def test_the_result_has_arrays_of_its_own():
 def test_other_things_are_no_models():
     with pytest.raises(TypeError, match="a model of type str was given"):
         fold("net")
+
+
+def test_numpy_mode():
+    code = """
+        import mxnet as mx, numpy as np, mxbn
+
+        mx.npx.set_np()
+        net = mx.gluon.nn.HybridSequential()
+        net.add(mx.gluon.nn.Conv2D(4, 3, in_channels=3), mxbn.gluon.BatchNorm(in_channels=4))
+        net.initialize()
+        x = mx.np.array(np.random.RandomState(0).randn(8, 3, 6, 6), dtype="float32")
+        with mx.autograd.record():
+            net(x).backward()
+        mx.nd.waitall()
+        assert mxbn.inspect(net).healthy
+        folded = mxbn.fold(net, shapes={"data": (2, 3, 6, 6)}).model
+        assert np.abs(folded(x).asnumpy() - net(x).asnumpy()).max() < 1e-5
+        print("well")
+    """
+    assert run_script(code).stdout == "well\n"

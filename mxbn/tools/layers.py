@@ -96,7 +96,10 @@ def as_checkpoint(model: Any, inputs: Sequence[str] = ("data",)) -> Checkpoint:
     if isinstance(model, mx.mod.Module):
         return _checkpoint_of_module(model)
     if isinstance(model, mx.gluon.HybridBlock):
-        symbol = model(*[mx.sym.var(name) for name in inputs])
+        variables = [mx.sym.var(name) for name in inputs]
+        if mx.util.is_np_array():
+            variables = [each.as_np_ndarray() for each in variables]
+        symbol = model(*variables)
         if isinstance(symbol, (list, tuple)):
             symbol = mx.sym.Group(list(symbol))
         mx.nd.waitall()
