@@ -361,6 +361,7 @@ def test_symbols_and_executors_take_no_memory():
         executor = symbol.simple_bind(CONTEXT, data=(2, 3))
         executor.forward(is_train=True)
         executor.backward(mx.nd.ones((2, 3)))
+        mx.nd.waitall()  # executors at work keep their memory
 
     flat_memory(iteration, times=1000, warm_up=500, at_most=4)
 

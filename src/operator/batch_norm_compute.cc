@@ -114,6 +114,21 @@ void WithType(int type, F f) {
   }
 }
 
+std::string DeviceOf(const mxnet::TBlob& array) {
+  const bool is_gpu = array.dev_mask() == mshadow::gpu::kDevMask;
+  return (is_gpu ? "gpu(" : "cpu(") + std::to_string(array.dev_id()) + ")";
+}
+
+// MXNet checks where arguments are, but neither auxiliary states nor head gradients.
+void CheckDevice(const std::string& name, const mxnet::TBlob& array, const mxnet::TBlob& data) {
+  const bool same_kind = array.dev_mask() == data.dev_mask();
+  if (same_kind &&
+      (array.dev_mask() == mshadow::cpu::kDevMask || array.dev_id() == data.dev_id())) {
+    return;
+  }
+  Fail(name + " is on " + DeviceOf(array) + ", expected " + DeviceOf(data) + ", where data is");
+}
+
 }  // namespace
 
 View PlainView(const BatchNormParam& param, const TShape& shape) {
@@ -131,6 +146,7 @@ bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in) {
   const TShape expected(1, data[Axis(param, data)]);
   for (int i = kGamma; i < kInputs; ++i) {
     if (in[i].shape_ != expected) FailShape(param, i, in[i].shape_, data);
+    CheckDevice(kInputNames[i], in[i], in[kData]);
   }
   if (param.is_mirror) return param.modes->Get(in[kMovingMean].dptr_);
   if (param.modes != nullptr) param.modes->Put(in[kMovingMean].dptr_, is_train);
@@ -140,6 +156,7 @@ bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in) {
 void CheckBackward(const Blobs& in) {
   // Recorded calls hand a head gradient over as the user gave it.
   const mxnet::TBlob &head = in[kHeadGradient], &data = in[kDataInput];
+  CheckDevice("the head gradient", head, data);
   if (head.shape_ != data.shape_) {
     Fail("the head gradient has shape " + Text(head.shape_) + ", expected " + Text(data.shape_) +
          " like data");
