@@ -118,6 +118,8 @@ class BuildLibrary(build_ext):
         mxnet = mxnet_folder()
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
+        images_folder = folder.parent / "images"  # of every Python's build: none has a part in them
+        images_folder.mkdir(exist_ok=True)
         # The map keeps paths of this machine out of MXNet's error texts.
         headers = [mxnet / "include", mxnet / "include" / "mkldnn"]
         include = [f"-isystem{folder}" for folder in headers] + [f"-ffile-prefix-map={mxnet}=mxnet"]
@@ -136,7 +138,7 @@ class BuildLibrary(build_ext):
             subprocess.run(command, check=True)
 
         def make_image(image):
-            run([sys.executable, build_images.__file__, image, str(folder)])
+            run([sys.executable, build_images.__file__, image, str(images_folder)])
 
         def compile_one(job):
             source, stem, flags = job
@@ -150,7 +152,7 @@ class BuildLibrary(build_ext):
                 images = pool.map(make_image, build_images.IMAGES)
                 objects = list(pool.map(compile_one, jobs))
                 list(images)  # raises what went wrong
-            source = build_images.write_source(folder)
+            source = build_images.write_source(images_folder)
             objects.append(compile_one((source, source.stem, [f"-I{SOURCES}"])))
             target = Path(self.get_ext_fullpath(extension.name))
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -354,6 +354,7 @@ def test_refused_calls_take_no_memory():
     flat_memory(iteration, times=3000, warm_up=1000, at_most=3000 * 4 * 240 / 2**20 + 1)
 
 
+@pytest.mark.slow
 def test_symbols_and_executors_take_no_memory():
     def iteration(_):
         symbol = mxbn.sym.BatchNorm(mx.sym.var("data"), name="bn", eps=0.25)
