@@ -245,6 +245,7 @@ def test_watches_module_fit():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pytest.warns hands on MXNet's own
+@pytest.mark.mxnet_operators
 def test_watches_an_estimator():
     from mxnet.gluon.contrib.estimator import Estimator
 
