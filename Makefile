@@ -55,10 +55,10 @@ GPU_FAKE := build/gpu-fake
 GPU_FAKE_BIN := $(GPU_FAKE)/venv/bin
 GPU_FAKE_ENVIRONMENT := LD_LIBRARY_PATH=$(CURDIR)/$(GPU_FAKE)/libraries FAKE_CUDA_DEVICES=2 \
   MXNET_USE_FUSION=0
-GPU_TESTS := $(patsubst %,tests/test_%.py,operator golden errors symbol gluon threads processes guard gpu)
+GPU_TESTS := operator golden errors symbol gluon threads processes guard gpu
 
 test-gpu-fake: $(GPU_FAKE)/venv/installed $(GPU_FAKE)/libraries/made
-	$(GPU_FAKE_ENVIRONMENT) MXBN_TEST_DEVICE=gpu $(GPU_FAKE_BIN)/pytest -rfs $(GPU_TESTS)
+	$(GPU_FAKE_ENVIRONMENT) MXBN_TEST_DEVICE=gpu $(GPU_FAKE_BIN)/pytest -rfs $(GPU_TESTS:%=tests/test_%.py)
 	$(GPU_FAKE_ENVIRONMENT) $(GPU_FAKE_BIN)/pytest -rfs --ignore=tests/test_gpu.py
 
 $(GPU_FAKE)/libraries/made: $(GPU_FAKE)/venv/mxnet $(wildcard tests/cuda/* src/operator/*)

@@ -7,6 +7,7 @@ NVRTC compiles one text at a time in a process.
 import ctypes
 import hashlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -106,7 +107,9 @@ def build(image, folder):
     if target.exists() and key_file.exists() and key_file.read_text() == key.hexdigest():
         return
     key_file.unlink(missing_ok=True)  # until the image is whole
-    target.write_bytes(Program(library).compile(image))
+    # NVRTC leaves a locale of its own to the thread that called it.
+    with ThreadPoolExecutor(1) as thread:
+        target.write_bytes(thread.submit(lambda: Program(library).compile(image)).result())
     key_file.write_text(key.hexdigest())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parent.parent / "README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
 
 
 def run(code, folder):
@@ -32,7 +32,7 @@ def test_an_example_trains_on_real_data_and_predicts(api, tmp_path):
 
 def test_guarded_training_counts_what_the_text_shows(tmp_path):
     (code,) = [each for each in EXAMPLES if "mxbn.Guard" in each]
-    assert run(code, tmp_path) in README.read_text()
+    assert run(code, tmp_path) in README.read_text("utf-8")
 
 
 def test_existing_code_is_made_with_our_layers(tmp_path):
