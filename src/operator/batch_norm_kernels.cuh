@@ -7,7 +7,7 @@
 //   rows     inner is at least a warp wide: a block has a piece of one channel;
 //   columns  else, channels-last above all: a block has some rows of a matrix of channels x inner
 //            columns, a thread the same few columns of each.
-// Sums are kept in float, compensated, about a pivot (double for float64), and added up in a fixed
+// Sums are kept, compensated, in float about a pivot (double for float64), and added up in a fixed
 // order: every run gives the same bits.
 #include "batch_norm_gpu_arguments.h"
 #include "counter.h"
@@ -74,19 +74,13 @@ __device__ inline void Store(void* tensor, long long i, const Pack<T, N>& pack) 
   *reinterpret_cast<Pack<T, N>*>(static_cast<T*>(tensor) + i) = pack;
 }
 
-// A sum of many values. In float it carries what additions lose (Knuth's TwoSum).
+// A sum of many values, which carries what additions lose (Knuth's TwoSum).
 template <typename C>
 struct Sum {
-  C value = 0;
-  __device__ void Add(C term) { value += term; }
-  __device__ double Value() const { return value; }
-};
-template <>
-struct Sum<float> {
-  float value = 0, lost = 0;
-  __device__ void Add(float term) {
-    const float sum = value + term;
-    const float part = sum - value;
+  C value = 0, lost = 0;
+  __device__ void Add(C term) {
+    const C sum = value + term;
+    const C part = sum - value;
     lost += (value - (sum - part)) + (term - part);
     value = sum;
   }
