@@ -6,7 +6,7 @@ import warnings
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import HYBRIDIZE
+from helpers import CONTEXT, HYBRIDIZE
 from mxnet import autograd
 
 import mxbn
@@ -257,7 +257,7 @@ def test_watches_an_estimator():
     data = mx.gluon.data.DataLoader(
         mx.gluon.data.ArrayDataset(values, np.zeros(32, "float32")), batch_size=8
     )
-    estimator = Estimator(net, mx.gluon.loss.SoftmaxCrossEntropyLoss())
+    estimator = Estimator(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), context=CONTEXT)
     handler = StatisticsHandler(every=2)
     with pytest.warns(StatisticsWarning, match="3 steps of channels of batchnorm"):
         estimator.fit(data, epochs=1, event_handlers=[handler])
