@@ -40,12 +40,15 @@ def symbol() -> mx.sym.Symbol:
         From ``data`` and ``softmax_label`` to the probabilities of ten labels.
     """
     x = mx.sym.var("data")
-    for filters in FILTERS:
-        x = mx.sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), no_bias=True)
-        x = mxbn.sym.BatchNorm(x, **ATTRIBUTES)
-        x = mx.sym.Activation(x, act_type="relu")
-        x = mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=10), name="softmax")
+    # Names of its own: Module draws initial values in the order of the parameters' names.
+    with mx.name.NameManager():
+        for filters in FILTERS:
+            x = mx.sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), no_bias=True)
+            x = mxbn.sym.BatchNorm(x, **ATTRIBUTES)
+            x = mx.sym.Activation(x, act_type="relu")
+            x = mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
+        x = mx.sym.FullyConnected(x, num_hidden=10)
+    return mx.sym.SoftmaxOutput(x, name="softmax")
 
 
 def block() -> nn.HybridSequential:
