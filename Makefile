@@ -11,6 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard src/operator/* mxbn/*.py mxbn/*/*.py) setup.py build_images.py pyproject.toml
+CXX_SOURCES := $(wildcard $(addprefix src/operator/*,.h .cc .cuh) $(addprefix tests/cuda/*,.h .cc))
 
 .PHONY: demo test test-gpu-fake bench notebooks docs lint format wheel clean
 
@@ -85,13 +86,13 @@ $(GPU_FAKE)/wheels/downloaded:
 lint: $(VENV)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run -Werror src/operator/*.h src/operator/*.cc src/operator/*.cuh tests/cuda/*.cc tests/cuda/*.h
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/mypy
 
 format: $(VENV)/lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i src/operator/*.h src/operator/*.cc src/operator/*.cuh tests/cuda/*.cc tests/cuda/*.h
+	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 $(VENV)/lint: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet 'mxbn[lint]'  # it is installed: only what lint adds

@@ -1,9 +1,11 @@
 """What all tests share: see helpers.py for drawings, right values and comparisons."""
 
 import contextlib
+import shutil
 
 import mxnet as mx
 import pytest
+from cuda import build
 from device import IS_FAKE, ON_GPU
 
 MARKERS = {
@@ -25,6 +27,14 @@ def pytest_collection_modifyitems(items):
         for marker, meaning in MARKERS.items():
             if skipped[marker] and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=meaning))
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """A CUDA driver that emulates a GPU, compiled once."""
+    if shutil.which(build.COMPILER[0]) is None:
+        pytest.skip(f"needs the C++ compiler {build.COMPILER[0]}")
+    return build.build_driver(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(autouse=True)

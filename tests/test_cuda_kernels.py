@@ -30,11 +30,6 @@ FORM = pytest.mark.parametrize("shape", [ROWS, COLUMNS], ids=["rows", "columns"]
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return build.build_driver(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture(scope="module")
 def gpu(driver):
     """Calls a function in the process that has the fake GPU."""
     with passes.start_process(driver) as process:

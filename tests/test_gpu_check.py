@@ -1,27 +1,18 @@
 """benchmarks/gpu_check.py on an emulated GPU; what it makes of times and of compute-sanitizer."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cuda import build
 from helpers import DTYPES, run_script
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RESULTS = {"y", "mean", "inv_std", "moving_mean", "moving_var", "dx", "dgamma", "dbeta"}
 
 pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    if shutil.which(build.COMPILER[0]) is None:
-        pytest.skip(f"needs the C++ compiler {build.COMPILER[0]}")
-    return build.build_driver(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture

@@ -383,3 +383,21 @@ def test_instruction_sets_stay_apart():
     assert wide["ymm"]
     for name in wide["ymm"] | wide["vex"]:
         assert "4mxbn6avx512" in name or "4mxbn4avx2" in name, name
+
+
+def test_tools_are_imported_when_they_are_used():
+    code = """
+        import sys
+        import mxbn
+        print([name for name in sys.modules if name.startswith(("mxbn.tools", "mxbn.callback"))])
+        assert set(mxbn.__all__) <= set(dir(mxbn))
+        for name in mxbn.__all__:
+            getattr(mxbn, name)
+        assert mxbn.fold is sys.modules["mxbn.tools.fold"].fold
+        try:
+            mxbn.unknown
+        except AttributeError as error:
+            print(error)
+    """
+    process = run_script(code)
+    assert process.stdout == "[]\nmodule 'mxbn' has no attribute 'unknown'\n", process.stderr

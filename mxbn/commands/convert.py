@@ -6,9 +6,7 @@ import argparse
 import json
 from typing import Any, Sequence
 
-from ..tools.checkpoint import Checkpoint, names
-from ..tools.files import refuse_existing
-from .arguments import has_rich, shape
+from .arguments import add_model, add_output, add_shape, has_rich, load_model, table
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,26 +27,14 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exit status: 1 if nothing was written or a layer had to be left as it was, "
         "otherwise 0.",
     )
-    parser.add_argument("prefix", metavar="PREFIX", help="of the model: PREFIX-symbol.json, ...")
-    parser.add_argument("out", metavar="OUT_PREFIX", help="of the files to write")
-    parser.add_argument(
-        "--epoch", type=int, default=0, metavar="N", help="of PREFIX-N.params (default: 0)"
-    )
+    add_model(parser, written=True)
     parser.add_argument(
         "--to",
         choices=("mxbn", "builtin"),
         default="mxbn",
         help="which operator the layers shall have (default: mxbn)",
     )
-    parser.add_argument(
-        "--shape",
-        type=shape,
-        action="append",
-        default=[],
-        metavar="NAME=SHAPE",
-        help="shape of an input, such as data=1,3,224,224; without it the models may not be run, "
-        "which is then said",
-    )
+    add_shape(parser, "; without it the models may not be run, which is then said")
     parser.add_argument(
         "--tolerance",
         type=float,
@@ -56,8 +42,7 @@ def add_parser(subparsers: Any) -> None:
         help="how much an output may differ, relative to its largest value (default: some units of "
         "rounding)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_output(parser)
     parser.set_defaults(run=run)
 
 
@@ -84,10 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
     if not options.json and not has_rich("convert"):
         return 1
-    files = names(options.out, options.epoch)
-    if not options.force:
-        refuse_existing(*files)
-    model = Checkpoint.load(options.prefix, options.epoch)
+    model, files = load_model(options)
     done = convert(model, options.to, data=dict(options.shape), tolerance=options.tolerance)
     done.model.save(options.out, options.epoch, options.force)
     if options.json:
@@ -105,17 +87,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(done: Any, differences: Sequence[str], files: Sequence[str]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for title in ("BatchNorm", "was", "is", "remarks"):
-        table.add_column(title)
+    layers = table(("BatchNorm", "was", "is", "remarks"))
     for each in done.changes:
-        table.add_row(each.name, each.op, each.to or each.op, "\n".join(each.remarks))
-    console.print(table)
+        layers.add_row(each.name, each.op, each.to or each.op, "\n".join(each.remarks))
+    console.print(layers)
     console.print(f"\n{len(done.converted)} of {len(done.changes)} layers converted")
     if done.unchecked is None:
         console.print(

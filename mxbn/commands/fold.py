@@ -6,9 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from ..tools.checkpoint import Checkpoint, names
-from ..tools.files import load_npz, refuse_existing
-from .arguments import has_rich, shape
+from ..tools.files import load_npz
+from .arguments import add_model, add_output, add_shape, has_rich, load_model, table
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,28 +26,12 @@ def add_parser(subparsers: Any) -> None:
         "which needs no mxbn. Layers that cannot be folded are listed with the reason.",
         epilog="Nothing is written if the outputs differ by more than rounding explains.",
     )
-    parser.add_argument("prefix", metavar="PREFIX", help="of the model: PREFIX-symbol.json, ...")
-    parser.add_argument("out", metavar="OUT_PREFIX", help="of the files to write")
-    parser.add_argument(
-        "--epoch", type=int, default=0, metavar="N", help="of PREFIX-N.params (default: 0)"
-    )
-    parser.add_argument(
-        "--shape",
-        type=shape,
-        action="append",
-        default=[],
-        metavar="NAME=SHAPE",
-        help="shape of an input, such as data=1,3,224,224, for random values to compare on",
-    )
+    add_model(parser, written=True)
+    add_shape(parser, ", for random values to compare on")
     parser.add_argument(
         "--data", metavar="FILE.npz", help="values of the inputs to compare on, by name"
     )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="overwrite files, and fold moving statistics that look wrong",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_output(parser, "overwrite files, and fold moving statistics that look wrong")
     parser.set_defaults(run=run)
 
 
@@ -74,10 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
     if not options.json and not has_rich("fold"):
         return 1
-    files = names(options.out, options.epoch)
-    if not options.force:
-        refuse_existing(*files)
-    model = Checkpoint.load(options.prefix, options.epoch)
+    model, files = load_model(options)
     data = load_npz(options.data) if options.data else {}
     folded = fold(model, data, dict(options.shape), options.force)
     folded.model.save(options.out, options.epoch, options.force)
@@ -94,17 +74,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(folded: Any, files: Any) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for title in ("BatchNorm", "folded into", "why it stays", "as"):
-        table.add_column(title)
+    layers = table(("BatchNorm", "folded into", "why it stays", "as"))
     for each in folded.layers:
-        table.add_row(each.name, each.into or "", each.reason or "", each.result or "")
+        layers.add_row(each.name, each.into or "", each.reason or "", each.result or "")
     console = Console(highlight=False)
-    console.print(table)
+    console.print(layers)
     count = sum(each.into is not None for each in folded.layers)
     console.print(f"\n{count} of {len(folded.layers)} layers folded")
     for each in folded.differences:

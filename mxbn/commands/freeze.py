@@ -6,9 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from ..tools.checkpoint import Checkpoint, names
-from ..tools.files import refuse_existing
-from .arguments import has_rich
+from .arguments import add_layers, add_model, add_output, has_rich, load_model, table
 
 _ON_OFF = {"on": True, "off": False}
 
@@ -30,17 +28,8 @@ def add_parser(subparsers: Any) -> None:
         epilog="gamma and beta that do not train get __lr_mult__ 0 and __wd_mult__ 0, which "
         "Module heeds and a Gluon SymbolBlock does not.",
     )
-    parser.add_argument("prefix", metavar="PREFIX", help="of the model: PREFIX-symbol.json, ...")
-    parser.add_argument("out", metavar="OUT_PREFIX", help="of the files to write")
-    parser.add_argument(
-        "--epoch", type=int, default=0, metavar="N", help="of PREFIX-N.params (default: 0)"
-    )
-    parser.add_argument(
-        "--layers",
-        action="append",
-        metavar="NAME",
-        help="a name or a pattern such as 'stage1_*'; may be given again (default: all)",
-    )
+    add_model(parser, written=True)
+    add_layers(parser, "all")
     parser.add_argument(
         "--statistics",
         choices=("moving", "batch", "is_train"),
@@ -54,8 +43,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--undo", action="store_true", help="instead: set what this command found, back again"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_output(parser)
     parser.set_defaults(run=run)
 
 
@@ -85,10 +73,7 @@ def run(options: argparse.Namespace) -> int:
     switches = (options.statistics, _ON_OFF.get(options.step), _ON_OFF.get(options.affine))
     if options.undo and (*switches, options.momentum) != (None,) * 4:
         raise ValueError("--undo takes no switch")
-    files = names(options.out, options.epoch)
-    if not options.force:
-        refuse_existing(*files)
-    before = Checkpoint.load(options.prefix, options.epoch)
+    before, files = load_model(options)
     if options.undo:
         after = unfreeze(before, options.layers)
     else:
@@ -104,17 +89,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(before: Any, after: Any, files: Any) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for title in ("BatchNorm", "statistics", "step", "gamma and beta"):
-        table.add_column(title)
+    layers = table(("BatchNorm", "statistics", "step", "gamma and beta"))
     words = {True: "on", False: "off"}
     for old, new in zip(before, after):
         pairs = [(words.get(was, was), words.get(now, now)) for was, now in zip(old[1:], new[1:])]
-        table.add_row(new.name, *(now if was == now else f"{was} -> {now}" for was, now in pairs))
+        layers.add_row(new.name, *(now if was == now else f"{was} -> {now}" for was, now in pairs))
     console = Console(highlight=False)
-    console.print(table)
+    console.print(layers)
     console.print(f"\nwritten: {', '.join(files)}")

@@ -6,10 +6,9 @@ import argparse
 import json
 from typing import Any
 
-import mxnet as mx
-
 from ..tools.files import atomic, refuse_existing
-from .arguments import has_rich
+from ..tools.params_file import save_arrays
+from .arguments import add_output, has_rich, table
 
 
 def add_parser(subparsers: Any) -> None:
@@ -63,8 +62,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="X",
         help="of the layers in PyTorch, a number or none (default: 0.1)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_output(parser, "overwrite the file")
     parser.set_defaults(run=run)
 
 
@@ -105,10 +103,8 @@ def run(options: argparse.Namespace) -> int:
             f"{options.file} has no layer with running statistics (--names takes others)"
         )
     arguments, states = as_params(layers, "running" if options.gluon else "moving")
-    arrays = {f"arg:{name}": array for name, array in arguments.items()}
-    arrays.update({f"aux:{name}": array for name, array in states.items()})
     with atomic(options.out) as path:
-        mx.nd.save(path, arrays)
+        save_arrays(path, arguments, states)
     if options.json:
         report = {
             "layers": {
@@ -124,21 +120,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(layers: Any, path: str) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     attributes = tuple(next(iter(layers.values())).attributes)
-    for title in ("PyTorch", "MXNet", "channels", *attributes):
-        table.add_column(title)
+    shown = table(("PyTorch", "MXNet", "channels", *attributes))
     for source, each in layers.items():
         values = (each.arrays["gamma"].size, *each.attributes.values())
-        table.add_row(
+        shown.add_row(
             source, each.name, *(str(v) if isinstance(v, bool) else f"{v:g}" for v in values)
         )
-    console.print(table)
+    console.print(shown)
     console.print()
     for remark in dict.fromkeys(r for each in layers.values() for r in each.remarks):
         having = [source for source, each in layers.items() if remark in each.remarks]

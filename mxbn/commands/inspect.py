@@ -9,7 +9,7 @@ from typing import Any
 
 from ..tools.checkpoint import Checkpoint
 from ..tools.files import refuse_existing
-from .arguments import batches_of_file, has_rich, positive
+from .arguments import add_batch_size, add_model, add_output, batches_of_file, has_rich, table
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,10 +28,7 @@ def add_parser(subparsers: Any) -> None:
         "with its parameters.",
         epilog="Exit status: 1 if a layer has a problem (remarks do not count), otherwise 0.",
     )
-    parser.add_argument("prefix", metavar="PREFIX", help="of the model: PREFIX-symbol.json, ...")
-    parser.add_argument(
-        "--epoch", type=int, default=0, metavar="N", help="of PREFIX-N.params (default: 0)"
-    )
+    add_model(parser, written=False)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--for-training",
@@ -56,18 +53,11 @@ def add_parser(subparsers: Any) -> None:
         help="inputs by name, such as data: compare what enters each layer in inference with its "
         "moving statistics",
     )
-    parser.add_argument(
-        "--batch-size",
-        type=positive,
-        default=32,
-        metavar="N",
-        help="samples of --data that are computed at once (default: 32)",
-    )
+    add_batch_size(parser, "samples of --data that are computed at once")
     parser.add_argument(
         "--plot", metavar="FILE.png", help="draw that comparison (needs --data and matplotlib)"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite FILE.png")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_output(parser, "overwrite FILE.png")
     parser.set_defaults(run=run)
 
 
@@ -133,8 +123,8 @@ def _show(found: Any) -> None:
     if not found.rows:
         console.print("The model has no BatchNorm.")
         return
-    table, same = _layer_table(found)
-    console.print(table)
+    layers, same = _layer_table(found)
+    console.print(layers)
     if same:
         console.print(f"\nall: {', '.join(same)}")
     console.print(f"\nWith for_training={found.for_training}, is_train={found.is_train}:")
@@ -188,38 +178,23 @@ def _layer_table(found: Any) -> tuple[Any, list[str]]:
     }
     same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and len(v) > 1}
     left = {k: v for k, v in columns.items() if k not in same}
-    table = _table(("BatchNorm",), tuple(left))
+    layers = table(("BatchNorm",), tuple(left), "fold")
     for row, *values in zip(found.rows, *left.values()):
-        table.add_row(row.name, *values)
-    return table, [f"{key} {value}" for key, value in same.items()]
+        layers.add_row(row.name, *values)
+    return layers, [f"{key} {value}" for key, value in same.items()]
 
 
 def _gap_table(found: Any) -> Any:
     from ..tools.inspect import gap_as_dict
 
-    table = _table(
+    gaps = table(
         ("BatchNorm",),
-        (
-            "values per\nchannel",
-            "mean off by\nup to (std)",
-            "variance ratio\nbatch/moving",
-        ),
+        ("values per\nchannel", "mean off by\nup to (std)", "variance ratio\nbatch/moving"),
+        "fold",
     )
     for row in found.rows:
         if row.gap is not None:
             values, *numbers = gap_as_dict(row.gap).values()
             shift, low, high = ("?" if each is None else f"{each:.3g}" for each in numbers)
-            table.add_row(row.name, str(values), shift, f"{low} to {high}")
-    return table
-
-
-def _table(texts: tuple[str, ...], numbers: tuple[str, ...]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for title in texts:
-        table.add_column(title, overflow="fold")
-    for title in numbers:
-        table.add_column(title, justify="right")
-    return table
+            gaps.add_row(row.name, str(values), shift, f"{low} to {high}")
+    return gaps

@@ -6,9 +6,16 @@ import argparse
 import json
 from typing import Any
 
-from ..tools.checkpoint import Checkpoint, names
-from ..tools.files import refuse_existing
-from .arguments import batches_of_file, has_rich, positive
+from .arguments import (
+    add_batch_size,
+    add_layers,
+    add_model,
+    add_output,
+    batches_of_file,
+    has_rich,
+    load_model,
+    table,
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,28 +32,12 @@ def add_parser(subparsers: Any) -> None:
         description="Set the moving mean and variance of each BatchNorm of a saved model to those "
         "of all data that comes to it, and show how far they were off. Everything else stays.",
     )
-    parser.add_argument("prefix", metavar="PREFIX", help="of the model: PREFIX-symbol.json, ...")
-    parser.add_argument("out", metavar="OUT_PREFIX", help="of the files to write")
+    add_model(parser, written=True)
     parser.add_argument(
         "--data", required=True, metavar="FILE.npz", help="the inputs by name, such as data"
     )
-    parser.add_argument(
-        "--batch-size",
-        type=positive,
-        default=32,
-        metavar="N",
-        help="samples per batch, in the order of the file (default: 32)",
-    )
-    parser.add_argument(
-        "--epoch", type=int, default=0, metavar="N", help="of PREFIX-N.params (default: 0)"
-    )
-    parser.add_argument(
-        "--layers",
-        action="append",
-        metavar="NAME",
-        help="a name or a pattern such as 'stage1_*'; may be given again (default: the layers that "
-        "training steps)",
-    )
+    add_batch_size(parser, "samples per batch, in the order of the file")
+    add_layers(parser, "the layers that training steps")
     parser.add_argument(
         "--earlier",
         choices=("batch", "moving"),
@@ -54,8 +45,7 @@ def add_parser(subparsers: Any) -> None:
         help="the layers before a layer use the statistics of the batch, as in training, or the "
         "new moving ones, as in inference: one pass over the data per layer (default: batch)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_output(parser)
     parser.set_defaults(run=run)
 
 
@@ -82,10 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
     if not options.json and not has_rich("recalibrate"):
         return 1
-    files = names(options.out, options.epoch)
-    if not options.force:
-        refuse_existing(*files)
-    model = Checkpoint.load(options.prefix, options.epoch)
+    model, files = load_model(options)
     batches = batches_of_file(model, options.data, options.batch_size)
     done = recalibrate(model, batches, options.layers, options.earlier, progress=not options.json)
     model.save(options.out, options.epoch, options.force)
@@ -109,21 +96,15 @@ def _row(drift: Any) -> dict[str, Any]:
 
 
 def _show(done: Any, files: Any) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("BatchNorm")
-    for title in (
-        "values per\nchannel",
-        "largest shift\nof a mean",
-        "variance ratio\nof new to old",
-    ):
-        table.add_column(title, justify="right")
+    layers = table(
+        ("BatchNorm",),
+        ("values per\nchannel", "largest shift\nof a mean", "variance ratio\nof new to old"),
+    )
     for name, values, shift, low, high in (_row(each).values() for each in done.layers):
-        table.add_row(name, str(values), f"{shift:.3g} std", f"{low:.3g} to {high:.3g}")
+        layers.add_row(name, str(values), f"{shift:.3g} std", f"{low:.3g} to {high:.3g}")
     console = Console(highlight=False)
-    console.print(table)
+    console.print(layers)
     console.print(f"\nrecalibrated over {done.samples} samples")
     console.print(f"written: {', '.join(files)}")

@@ -11,8 +11,7 @@ import mxnet as mx
 from .files import atomic, refuse_existing
 from .graph import Graph, Node
 from .operators import OPERATORS
-from .params_file import last_line as last_line
-from .params_file import load_arrays
+from .params_file import last_line, load_arrays, save_arrays
 from .symbol_file import load_symbol, roles
 
 _PARAMETERS = ("weight", "bias", "gamma", "beta")  # as MXNet's operators name them
@@ -80,11 +79,9 @@ class Checkpoint(NamedTuple):
         symbol_file, params_file = names(prefix, epoch)
         if not force:
             refuse_existing(symbol_file, params_file)
-        arrays = {f"arg:{name}": array for name, array in self.arg_params.items()}
-        arrays.update({f"aux:{name}": array for name, array in self.aux_params.items()})
         with atomic(symbol_file) as symbol_written, atomic(params_file) as params_written:
             self.symbol.save(symbol_written)
-            mx.nd.save(params_written, arrays)
+            save_arrays(params_written, self.arg_params, self.aux_params)
 
     def check(self, **inputs: tuple[int, ...]) -> None:
         """Raise ValueError if parameters are missing or have wrong shapes.

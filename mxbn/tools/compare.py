@@ -9,8 +9,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon.block import _flatten
 
-from .checkpoint import Checkpoint, last_line
+from .checkpoint import Checkpoint
 from .layers import layers_of_block
+from .params_file import last_line
 
 _UNITS = 16  # of rounding; what several layers differ by adds up like random steps
 

@@ -11,6 +11,7 @@ from .checkpoint import Checkpoint
 from .fold_check import Difference, differences, sample
 from .fold_graph import Fate, Folding
 from .graph import Graph
+from .health import never_updated
 from .layers import Layer, as_checkpoint, layers_of_graph
 
 Array = Any
@@ -133,7 +134,7 @@ def _ailment(layer: Layer) -> str | None:
         return "moving statistics that are not finite"
     if (var < 0).any():
         return "a negative moving variance"
-    if (mean == 0).all() and (var == 1).all():
+    if never_updated(mean, var):
         return "moving statistics that were never updated (mean 0, variance 1)"
     return None
 

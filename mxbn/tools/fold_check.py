@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from .checkpoint import Checkpoint, last_line
+from .checkpoint import Checkpoint
 from .compare import outputs_of_symbol
 from .graph import Entry, Graph, Node
+from .params_file import last_line
 
 Array = Any
 # What comes before these is compared too: they may give 0 and 1 whatever a network computes.

@@ -38,6 +38,11 @@ def health(layer: Layer) -> tuple[list[str], list[str]]:
     return problems, remarks
 
 
+def never_updated(mean: Any, var: Any) -> bool:
+    """Whether moving statistics, as NumPy arrays, are what a layer begins with."""
+    return bool(var.size) and not mean.any() and bool((var == 1).all())
+
+
 def _of_attributes(layer: Layer) -> tuple[list[str], list[str]]:
     problems, remarks = [], []
     eps, momentum = layer.attributes.eps, layer.attributes.momentum
@@ -83,7 +88,7 @@ def _of_statistics(layer: Layer, values: dict[str, Any]) -> tuple[list[str], lis
     remarks: list[str] = []
     mean, var = values.get("moving_mean"), values.get("moving_var")
     eps = layer.attributes.eps
-    if mean is not None and var is not None and var.size and not mean.any() and (var == 1).all():
+    if mean is not None and var is not None and never_updated(mean, var):
         # Statistics that are never used may be what they are.
         found = remarks if layer.attributes.use_batch_stats else problems
         found.append("never updated: mean 0, variance 1")

@@ -51,6 +51,19 @@ def load_arrays(path: str) -> dict[str, Any]:
     return dict(arrays)
 
 
+def save_arrays(path: str, arg_params: dict[str, Any], aux_params: dict[str, Any]) -> None:
+    """Write parameters and auxiliary states, by names that tell them apart.
+
+    Parameters
+    ----------
+    path : str
+    arg_params, aux_params : dict of str to mx.nd.NDArray
+    """
+    arrays = {f"arg:{name}": array for name, array in arg_params.items()}
+    arrays.update({f"aux:{name}": array for name, array in aux_params.items()})
+    mx.nd.save(path, arrays)
+
+
 def last_line(error: Exception) -> str:
     """Return what MXNet says at the end of a message, after a stack trace if there is one."""
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -40,6 +40,8 @@ struct View {
   }
 };
 
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // IEEE binary16, as stored.
 struct Half {
   uint16_t bits;

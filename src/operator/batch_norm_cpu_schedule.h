@@ -25,8 +25,6 @@ constexpr int64_t kTileColumns = 512;  // whose sums stay in the first-level cac
 constexpr int64_t kMaxBlock = 16;      // channels that oneDNN keeps together
 constexpr int64_t kMinRows = 128;      // of a block, so that its sums are few beside its values
 
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Channels whose rows (inner values) are long: a slab belongs to one channel, or, in the blocked
 // layout, to a block of channels that are its columns.
 template <typename Pass>

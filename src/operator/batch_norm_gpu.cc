@@ -15,8 +15,6 @@ constexpr int64_t kMinAccesses = 8;  // of each thread, so that its sums are few
 constexpr int64_t kBytes[] = {2, 4, 8};
 const char* const kSuffixes[] = {"_float16", "_float32", "_float64"};
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool IsAligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % kAccessBytes == 0;
 }
@@ -24,13 +22,17 @@ bool IsAligned(const void* pointer) {
 int64_t Size(const Arguments& a) { return a.outer * a.channels * a.inner; }
 // Values, all of which are taken in one access or none.
 int64_t RowLength(const Arguments& a) { return a.columns ? a.channels * a.inner : a.inner; }
+// Of a row.
+int64_t Accesses(const Arguments& a, DataType type) {
+  return RowLength(a) / (a.vectors ? kAccessBytes / kBytes[type] : 1);
+}
 
 class Launcher {
  public:
   Launcher(const Arguments& arguments, DataType type, const Queue& queue)
       : a_(arguments),
         suffix_(kSuffixes[type]),
-        accesses_(RowLength(a_) / (a_.vectors ? kAccessBytes / kBytes[type] : 1)),
+        accesses_(Accesses(a_, type)),
         queue_(queue),
         device_(cuda::Device::Get(queue.device)) {}
 
@@ -72,7 +74,7 @@ void MakePlan(const View& view, DataType type, Arguments* arguments) {
   a.piece = 1;
   a.splits = 0;
   if (Size(a) == 0) return;
-  const int64_t accesses = RowLength(a) / (a.vectors ? kAccessBytes / kBytes[type] : 1);
+  const int64_t accesses = Accesses(a, type);
   int64_t across = a.channels, depth = a.outer * accesses, at_once = kThreads;
   if (a.columns) {
     while (a.lanes < kWarp && a.lanes < accesses) a.lanes *= 2;
