@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard src/operator/* mxbn/*.py mxbn/*/*.py) setup.py build_images.py pyproject.toml
-CXX_SOURCES := $(wildcard $(addprefix src/operator/*,.h .cc .cuh) $(addprefix tests/cuda/*,.h .cc))
+CXX_SOURCES := $(wildcard $(addprefix src/operator/*,.h .cc .cuh) $(addprefix tests/cuda/*,.h .c .cc))
 
 .PHONY: demo test test-gpu-fake bench notebooks docs lint format wheel clean
 
@@ -19,7 +19,7 @@ demo: $(VENV)/installed
 	$(BIN)/python -m mxbn demo
 
 test: $(VENV)/installed
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2
 
 notebooks: $(VENV)/docs
 	$(BIN)/pytest --nbmake notebooks

@@ -116,6 +116,17 @@ def run() -> str | None:
                     MOVING,
                 )
                 or _compare(
+                    "training, use_global_stats, step_global_stats",
+                    _run(
+                        "float32",
+                        True,
+                        nd.BatchNorm,
+                        use_global_stats=True,
+                        step_global_stats=True,
+                    ),
+                    {**MOVING, **{key: BATCH[key] for key in STATISTICS}},
+                )
+                or _compare(
                     "Symbol, inference, use_batch_stats",
                     _run("float64", False, _graph, use_batch_stats=True),
                     {**BATCH, **STATISTICS},

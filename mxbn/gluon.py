@@ -12,6 +12,10 @@ from . import sym
 from ._attributes import is_true
 from ._errors import PREFIX
 
+# What the built-in layer does not know; False is the default.
+OWN_FLAGS = ("use_batch_stats", "step_global_stats")
+_EXCLUDES = {"use_global_stats": "use_batch_stats", "use_batch_stats": "use_global_stats"}
+
 
 class _MovingStatistic(Parameter):  # type: ignore[misc]
     """A parameter that hands out its array without a place in any recorded graph.
@@ -80,6 +84,8 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
         Initial moving statistics.
     in_channels : int, default 0
         Number of channels; 0 takes it from the first data.
+    step_global_stats : bool, default False
+        Step the moving statistics in training also where use_global_stats uses them.
     **kwargs
         `prefix` and `params`, as of any Gluon block.
 
@@ -92,8 +98,8 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
     -----
     Parameters `gamma`, `beta`, `running_mean` and `running_var` have shape (channels,) and are
     float64 after ``cast('float64')``, otherwise float32 (also after ``cast('float16')``).
-    `use_global_stats` and `use_batch_stats` can be set at any time and act from the next call on,
-    also when the layer or a network around it is hybridized.
+    The three flags (`use_global_stats`, `use_batch_stats`, `step_global_stats`) can be set at any
+    time and act from the next call on, also when the layer or a network around it is hybridized.
     """
 
     _kwargs: dict[str, Any]  # the operator's attributes
@@ -112,6 +118,7 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
         running_mean_initializer: Any = "zeros",
         running_variance_initializer: Any = "ones",
         in_channels: int = 0,
+        step_global_stats: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -128,8 +135,12 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
             in_channels=in_channels,
             **kwargs,
         )
-        if use_batch_stats is not False:
-            self._kwargs["use_batch_stats"] = use_batch_stats
+        for flag, value in (
+            ("use_batch_stats", use_batch_stats),
+            ("step_global_stats", step_global_stats),
+        ):
+            if value is not False:
+                self._kwargs[flag] = value
         self._check_attributes(self._kwargs)
         for parameter in (self.running_mean, self.running_var):
             # Made by the parent's class, which offers no choice of the parameter's class.
@@ -153,9 +164,18 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
     def use_batch_stats(self, value: bool) -> None:
         self._set_flag("use_batch_stats", value)
 
+    @property
+    def step_global_stats(self) -> bool:
+        """Whether the moving statistics step in training also where they are used."""
+        return is_true(self._kwargs.get("step_global_stats", False))
+
+    @step_global_stats.setter
+    def step_global_stats(self, value: bool) -> None:
+        self._set_flag("step_global_stats", value)
+
     def _set_flag(self, flag: str, value: bool) -> None:
-        other = "use_batch_stats" if flag == "use_global_stats" else "use_global_stats"
-        if is_true(value) and getattr(self, other):
+        other = _EXCLUDES.get(flag)
+        if other and is_true(value) and getattr(self, other):
             raise ValueError(
                 f"{PREFIX}use_global_stats and use_batch_stats of layer {self.name} would both be "
                 "True, expected at most one: set the other to False first"
@@ -165,8 +185,8 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
         if is_true(value) == getattr(self, flag):
             return
         attributes[flag] = is_true(value)
-        if not is_true(attributes.get("use_batch_stats", False)):
-            attributes.pop("use_batch_stats", None)  # repr is then that of the built-in layer
+        if flag in OWN_FLAGS and not attributes[flag]:
+            del attributes[flag]  # repr is then that of the built-in layer
         self._kwargs = attributes
         clear_graphs([self])
 

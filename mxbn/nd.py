@@ -109,6 +109,7 @@ def BatchNorm(
     False            True            False      batch           unchanged
     ================ =============== ========== =============== =========================
 
+    With ``step_global_stats``, the third row too steps once where ``is_train`` is True.
     ``is_train`` is ``mx.autograd.is_training()``. The step is
     ``moving = momentum * moving + (1 - momentum) * batch``. A channel whose batch mean or variance
     is not finite keeps its moving statistics. The gradient is that of the forward that ran,
@@ -139,6 +140,9 @@ def BatchNorm(
         Use the moving statistics, also in training.
     use_batch_stats : bool, default False
         Use the statistics of the batch, also in inference.
+    step_global_stats : bool, default False
+        Step the moving statistics in training also where use_global_stats uses them; the forward
+        uses what they were before.
     output_mean_var : bool, default False
         Also return the mean and ``1 / sqrt(variance + eps)`` that were used, shape (channels,) and
         of gamma's type; no gradient flows through them.

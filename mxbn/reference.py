@@ -91,6 +91,7 @@ def forward(
     fix_gamma: bool = True,
     use_global_stats: bool = False,
     use_batch_stats: bool = False,
+    step_global_stats: bool = False,
     axis: int = 1,
 ) -> Forward:
     """Normalize data: ``(data - m) / sqrt(v + eps) * gamma + beta``, per channel.
@@ -103,7 +104,7 @@ def forward(
         (channels,).
     is_train : bool
         Training or inference.
-    eps, momentum, fix_gamma, use_global_stats, use_batch_stats, axis
+    eps, momentum, fix_gamma, use_global_stats, use_batch_stats, step_global_stats, axis
         As of `mxbn.nd.BatchNorm`.
 
     Returns
@@ -124,12 +125,14 @@ def forward(
     used_batch = use_batch_stats or (is_train and not use_global_stats)
     mean, var, new_mean, new_var = moving_mean, moving_var, moving_mean, moving_var
     with np.errstate(invalid="ignore", over="ignore"):
-        if used_batch and data.size > 0:
-            mean, var = statistics(data, axis)
-            if is_train:
-                finite = np.isfinite(mean) & np.isfinite(var)
-                new_mean = step(moving_mean, mean, momentum, finite)
-                new_var = step(moving_var, var, momentum, finite)
+        if data.size > 0:
+            batch_mean, batch_var = statistics(data, axis)
+            if used_batch:
+                mean, var = batch_mean, batch_var
+            if is_train and (step_global_stats or not use_global_stats):
+                finite = np.isfinite(batch_mean) & np.isfinite(batch_var)
+                new_mean = step(moving_mean, batch_mean, momentum, finite)
+                new_var = step(moving_var, batch_var, momentum, finite)
         inv_std = _inverse_std(var, eps)
         scale = inv_std if fix_gamma else inv_std * np.asarray(gamma, np.float64)
         output = (data - _shaped(mean, data, axis)) * _shaped(scale, data, axis)

@@ -46,8 +46,8 @@ def BatchNorm(
     attr : dict of str to str, optional
         Further attributes of the node, such as ``{'ctx_group': 'dev1'}``.
     **attributes
-        ``eps, momentum, fix_gamma, use_global_stats, use_batch_stats, output_mean_var, axis,
-        cudnn_off``: names, defaults and ranges as in `mxbn.nd.BatchNorm`.
+        ``eps, momentum, fix_gamma, use_global_stats, use_batch_stats, step_global_stats,
+        output_mean_var, axis, cudnn_off``: names, defaults and ranges as in `mxbn.nd.BatchNorm`.
 
     Returns
     -------

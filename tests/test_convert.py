@@ -225,6 +225,11 @@ DATA = mx.sym.var("data")
     ("symbol", "to", "reason"),
     [
         (mxbn.sym.BatchNorm(DATA, use_batch_stats=True), "builtin", "nothing like use_batch_stats"),
+        (
+            mxbn.sym.BatchNorm(DATA, use_global_stats=True, step_global_stats=True),
+            "builtin",
+            "nothing like step_global_stats",
+        ),
         (mx.sym.BatchNorm(DATA, eps=-1.0), "mxbn", "eps is '-1.0', expected a finite number"),
         (mx.sym.BatchNorm(DATA, momentum=2.0), "mxbn", "momentum is '2.0', expected a number"),
         (mx.sym.BatchNorm_v1(DATA, output_mean_var=True), "mxbn", "third output is the variance"),

@@ -14,7 +14,10 @@ MXNetError = mx.base.MXNetError
 SHAPE = (8, 4, 7, 7)
 PARAMETERS = ("gamma", "beta", "moving_mean", "moving_var")
 INPUTS = ("data", *PARAMETERS)
-FLAGS = ("fix_gamma", "use_global_stats", "use_batch_stats", "output_mean_var", "cudnn_off")
+FLAGS = (
+    "fix_gamma", "use_global_stats", "use_batch_stats", "step_global_stats", "output_mean_var",
+    "cudnn_off",
+)  # fmt: skip
 
 
 def ones(shape, dtype="float32", **more):

@@ -424,6 +424,7 @@ def test_control_flow():
 MEANS = {"float16": 300, "float32": 1e5, "float64": 10}  # those that the reference stands
 REST = {
     "moving": {},
+    "moving, and they step": {"use_global_stats": True, "step_global_stats": True},
     "fix_gamma": {"fix_gamma": True},
     "no eps, a variance of 0": {"eps": 0},
     "no eps, fix_gamma": {"eps": 0, "fix_gamma": True},

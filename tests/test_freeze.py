@@ -123,15 +123,17 @@ def test_statistics_and_step(statistics, step, form, tmp_path):
     net.run(True)
     if form != "symbol":
         net.reset()
-    step = None if statistics == "moving" else step  # which cannot step
     net.model = freeze(net.model, statistics=statistics, step=step)
-    assert freeze_state(net.model)[0][1:3] == (statistics, bool(step))
+    assert freeze_state(net.model)[0][1:3] == (statistics, step)
     for is_train in (True, False):
         if form != "symbol":
             net.reset()
         found = net.run(is_train)
         momentum = 0.75 if step else 1
-        want = right(d, is_train, eps=1e-5, momentum=momentum, fix_gamma=False, **FLAGS[statistics])
+        want = right(
+            d, is_train, eps=1e-5, momentum=momentum, fix_gamma=False, step_global_stats=step,
+            **FLAGS[statistics],
+        )  # fmt: skip
         check(found.output, want.output, 8)
         if form != "symbol" or is_train:
             for name in ("dx", "dgamma", "dbeta"):
@@ -552,8 +554,11 @@ def test_numpy_mode(tmp_path):
         ({"statistics": "global"}, "statistics is 'global', expected 'moving', 'batch'"),
         ({"step": "off"}, "step is 'off', expected True, False or None"),
         ({"affine": 3}, "affine is 3, expected True, False or None"),
-        ({"statistics": "moving", "step": True}, "use the moving statistics and step them"),
-        ({"step": True}, "layer b would use the moving statistics and step them"),
+        (
+            {"statistics": "moving", "step": True},
+            "layer b is of the operator BatchNorm, which cannot",
+        ),
+        ({"step": True}, "which cannot use the moving statistics and step them: convert it"),
         ({"layers": "a", "step": True}, "layer a has momentum 1 and what it had before is not"),
         ({"layers": ["b", "*x*"]}, r"no BatchNorm layer is named \*x\*, there are: c, b, a"),
         ({"step": False, "momentum": 0.5}, "momentum is 0.5 and step is False"),
@@ -565,7 +570,7 @@ def test_errors_change_nothing(arguments, message):
     net = mx.gluon.nn.HybridSequential(prefix="")
     net.add(
         mxbn.gluon.BatchNorm(prefix="c_"),
-        mxbn.gluon.BatchNorm(prefix="b_", use_global_stats=True),
+        mx.gluon.nn.BatchNorm(prefix="b_", use_global_stats=True),
         mxbn.gluon.BatchNorm(prefix="a_", momentum=1),
     )
     before = repr(net), freeze_state(net)

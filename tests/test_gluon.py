@@ -207,10 +207,11 @@ def test_repr_is_that_of_the_built_in_layer(options):
     assert repr(mxbn.gluon.BatchNorm(**options)) == repr(nn.BatchNorm(**options))
 
 
-def test_repr_shows_use_batch_stats_only_where_it_is_set():
-    layer = mxbn.gluon.BatchNorm(use_batch_stats=True)
-    assert "use_batch_stats=True" in repr(layer)
-    layer.use_batch_stats = False
+@pytest.mark.parametrize("flag", ["use_batch_stats", "step_global_stats"])
+def test_repr_shows_our_own_flags_only_where_they_are_set(flag):
+    layer = mxbn.gluon.BatchNorm(**{flag: True})
+    assert f"{flag}=True" in repr(layer)
+    setattr(layer, flag, False)
     assert repr(layer) == repr(nn.BatchNorm())
 
 
@@ -332,6 +333,22 @@ def test_flags_act_from_the_next_call(hybridize, nesting):
             check_gradients(x, layer, want)
             check_statistics(layer, want)
             continued(d, want)
+
+
+@hybrid
+def test_step_global_stats_acts_from_the_next_call(hybridize):
+    d = draw((6, 3, 4), seed=9)
+    layer = layer_for(d, use_global_stats=True)
+    net = run_as(chain(layer), hybridize)
+    for step in (False, True, False):
+        layer.step_global_stats = step
+        assert layer.step_global_stats is step
+        flags = {"use_global_stats": True, "step_global_stats": step}
+        want = right(d, True, eps=EPS, fix_gamma=False, **flags)
+        with autograd.record():
+            check(net(nd(d.x)), want.output, what="output")
+        check_statistics(layer, want)
+        continued(d, want)
 
 
 @hybrid

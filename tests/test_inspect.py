@@ -78,11 +78,9 @@ def off(got, want):
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-MODES = [
-    (maker, flags)
-    for maker in MAKERS
-    for flags in ({}, {"use_global_stats": True}, {"use_batch_stats": True})
-    if "use_batch_stats" not in flags or maker == "mxbn"
+MODES = [(maker, flags) for maker in MAKERS for flags in ({}, {"use_global_stats": True})] + [
+    ("mxbn", {"use_batch_stats": True}),
+    ("mxbn", {"use_global_stats": True, "step_global_stats": True}),
 ]
 
 
@@ -120,7 +118,8 @@ def test_layers_do_what_is_said(maker, flags, for_training, is_train):
         want = reference.backward(dy, known["data"], known["bn_gamma"], wants[does.statistics],
                                   fix_gamma=False)[0]  # fmt: skip
         is_wrong = does.gradient.startswith(("wrong", "that of neither"))
-        # What is wrong may be NaN: MXNet reads memory that nothing has written.
+        if is_wrong and maker == "relu":
+            return  # the ReLU's mask is memory that nothing has written: it may be right by chance
         assert (off(gradients["data"].asnumpy(), want) < 1e-5) == (not is_wrong)
     else:
         assert does.gradient == "none: there is no backward"

@@ -60,7 +60,8 @@ def check_all(d, a, w, requests=None, fill=0.0):
     dgamma_scale = 1 + sum_scale(d, d.dy * (np.abs(xh) + from_zero * inv_std))
     var_scale = 1 + np.abs(w.moving_var).max() + (from_zero**2).max() * 1e-3
     check(a.y, w.output, OUTPUT_UNITS, y_scale, "output")
-    mean_scale = max(np.abs(v).max() for v in (d.moving_mean, w.mean, from_zero))
+    means = (d.moving_mean, w.moving_mean, w.mean, from_zero)
+    mean_scale = max(np.abs(v).max() for v in means)
     check(a.moving_mean, w.moving_mean, sum_units, mean_scale, "moving mean")
     check(a.moving_var, w.moving_var, sum_units, var_scale, "moving variance")
     for name, want, units, size in (
@@ -85,6 +86,19 @@ def test_every_mode_uses_steps_and_differentiates_what_the_table_says(dtype, mod
     a = run(d, is_train, **options)
     check_all(d, a, right(d, is_train, **options))
     assert same_bits(a.gamma, d.gamma.astype(d.param))
+
+
+@DTYPE
+@pytest.mark.parametrize("is_train", [True, False])
+@pytest.mark.parametrize(("shape", "axis"), [((8, 3, 70), 1), ((40, 5, 33), -1), ((500, 3), 1)])
+def test_moving_statistics_that_are_used_and_step(dtype, is_train, shape, axis):
+    d = draw(shape, axis, dtype, seed=13)
+    options = {"fix_gamma": False, "use_global_stats": True, "step_global_stats": True}
+    a = run(d, is_train, **options)
+    want = right(d, is_train, **options)
+    check_all(d, a, want)
+    assert same_bits(a.moving_var, d.moving_var.astype(d.param)) is not is_train
+    assert (want.inv_std == 1 / np.sqrt(d.moving_var + 1e-3)).all()  # of before the step
 
 
 @MODE
@@ -130,6 +144,7 @@ def cases(draw_value):
         "mode": draw_value(st.sampled_from(sorted(MODES))),
         "requests": {key: draw_value(requests) for key in ("x", "gamma", "beta")},
         "fix_gamma": draw_value(st.booleans()),
+        "step_global_stats": draw_value(st.booleans()),
         "eps": draw_value(st.sampled_from([1e-5, 1e-3, 0.1])),
         "momentum": draw_value(st.sampled_from([0.0, 0.3, 0.9, 1.0])),
         "mean": draw_value(st.sampled_from([0.0, 1.0, -100.0])),
@@ -147,8 +162,8 @@ def test_random_cases_agree_with_the_reference(case):
     shape, dtype, requests = case["shape"], case["dtype"], case["requests"]
     d = draw(shape, case["axis"], dtype, case["seed"], case["mean"], case["std"])
     is_train, flags = flags_of(case["mode"])
-    options = {key: case[key] for key in ("fix_gamma", "eps", "momentum")}
-    options.update(flags)
+    own = ("fix_gamma", "eps", "momentum", "step_global_stats")
+    options = {**{key: case[key] for key in own}, **flags}
     if all(request == "null" for request in requests.values()):
         requests = {**requests, "beta": "write"}  # MXNet refuses a backward that nobody wants
     a = run(d, is_train, requests, fill=2.0, **options)

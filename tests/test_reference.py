@@ -67,6 +67,20 @@ def test_the_mode_table(mode):
         np.testing.assert_allclose(new, 0.75 * old + 0.25 * seen if stepped else old, 1e-15)
 
 
+@pytest.mark.parametrize("is_train", [True, False])
+def test_moving_statistics_that_are_used_and_step(is_train):
+    d = draw((4, 3), dtype="float64", seed=2)
+    kept = reference.forward(
+        d.x, d.gamma, d.beta, d.moving_mean, d.moving_var, momentum=0.75, is_train=is_train,
+        use_global_stats=True, step_global_stats=True,
+    )  # fmt: skip
+    assert not kept.used_batch
+    np.testing.assert_array_equal(kept.mean, d.moving_mean)
+    np.testing.assert_allclose(kept.inv_std, 1 / np.sqrt(d.moving_var + 1e-3), 1e-15)
+    want = 0.75 * d.moving_var + 0.25 * d.x.var(0) if is_train else d.moving_var
+    np.testing.assert_allclose(kept.moving_var, want, 1e-15)
+
+
 def test_both_flags_are_refused():
     d = draw((4, 3))
     with pytest.raises(ValueError, match="exclude each other"):

@@ -369,6 +369,10 @@ DAMAGED_SYMBOLS = {
         lambda described, nodes: nodes["fc"].update(op="_sg_mkldnn_fully_connected"),
         "has no subgraph",
     ),
+    "division by zero": (
+        set_attribute("conv", num_group="0"),
+        "node conv has num_group 0, expected 1 or more",
+    ),
     "gradient": (lambda described, nodes: nodes["fc"].update(op="_backward_BatchNorm"), "Symbol"),
 }
 

@@ -66,6 +66,9 @@ def behaviour(layer: Layer, for_training: bool, is_train: bool, is_folded: bool)
 
 def _of_mxbn(layer: Layer, for_training: bool, is_train: bool) -> tuple[str, str, str]:
     attributes = layer.attributes
+    if attributes.use_global_stats and attributes.step_global_stats and is_train:
+        why = "use_global_stats takes the moving statistics, and step_global_stats steps them"
+        return MOVING, IN_FORWARD, why
     if attributes.use_global_stats:
         return MOVING, NEVER, "use_global_stats takes the moving statistics, also in training"
     if attributes.use_batch_stats and not is_train:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterator, NamedTuple
 
 from .._attributes import is_true
-from ..gluon import BatchNorm
+from ..gluon import OWN_FLAGS, BatchNorm
 from .layers import MXBN, Attributes, Layer
 
 # What a conversion changes for every layer, and no comparison of outputs in inference mode shows.
@@ -81,8 +81,11 @@ def _why_left(op: str, attributes: dict[str, Any], to: str, obstacle: str) -> st
     if obstacle:
         return obstacle
     if to == "builtin":
-        if Attributes.parse(attributes).use_batch_stats:
+        found = Attributes.parse(attributes)
+        if found.use_batch_stats:
             return "the built-in operator has nothing like use_batch_stats"
+        if found.use_global_stats and found.step_global_stats:
+            return "the built-in operator has nothing like step_global_stats"
         return ""
     if op == "BatchNorm_v1" and is_true(attributes.get("output_mean_var")):
         return "its third output is the variance, that of the other operators 1/sqrt(var + eps)"
@@ -98,7 +101,7 @@ def understood(op: str, attributes: dict[str, Any]) -> dict[str, Any]:
 
     eps is always there: the operators' defaults are not quite the same.
     """
-    dropped = (*_CALIBRATION, "use_batch_stats")
+    dropped = (*_CALIBRATION, *OWN_FLAGS)
     kept = {name: value for name, value in attributes.items() if name not in dropped}
     return {"eps": _MXBN_EPS if op == MXBN else _BUILTIN_EPS, **kept}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mxnet as mx
 import numpy as np
 
+from ..gluon import OWN_FLAGS
 from .graph import VARIABLE, Entry, Graph, Node
 from .layers import INPUTS, Attributes
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = "BatchNorm"
 ELEMENTWISE = "elementwise"
-_OWN = ("use_batch_stats", "output_mean_var")  # attributes that the replacement has no use for
+_OWN = (*OWN_FLAGS, "output_mean_var")  # attributes that the replacement has no use for
 
 
 def replace_inside(node: Node) -> str:

@@ -67,8 +67,8 @@ def freeze(
         The statistics to use: the moving ones, the batch's (mxbn's operator only), or as is_train
         says. They stay as they are by default, and so do the other switches.
     step : bool, optional
-        Whether the moving statistics step in training. They never do while they are used
-        themselves.
+        Whether the moving statistics step in training. While they are used themselves, they do so
+        only where this says True (mxbn's operator only).
     affine : bool, optional
         Whether gamma and beta train.
     momentum : float, optional
@@ -235,13 +235,15 @@ def _changes(layer: Layer, switches: _Switches) -> dict[str, Any]:
     if switches.step is False:
         wanted["momentum"] = 1.0
     elif switches.step:
-        if wanted.get("use_global_stats", layer.attributes.use_global_stats):
-            # The operator steps only in a forward that uses the batch's statistics.
-            raise ValueError(
-                f"mxbn: layer {layer.name} would use the moving statistics and step them, which "
-                "the operator cannot do: expected step=False or other statistics"
-            )
         wanted["momentum"] = _stepping_momentum(layer, switches.momentum)
+    moving = wanted.get("use_global_stats", layer.attributes.use_global_stats)
+    if moving and (switches.statistics or switches.step is not None):
+        if switches.step and layer.op != MXBN:
+            raise ValueError(
+                f"mxbn: layer {layer.name} is of the operator {layer.op}, which cannot use the "
+                "moving statistics and step them: convert it to mxbn's"
+            )
+        wanted["step_global_stats"] = bool(switches.step)
     return {key: new for key, new in wanted.items() if new != getattr(layer.attributes, key)}
 
 
@@ -267,6 +269,6 @@ def _state(name: str, attributes: Attributes, affine: dict[str, Any]) -> State:
     return State(
         name,
         statistics,
-        step=statistics != "moving" and attributes.momentum != 1,
+        step=(statistics != "moving" or attributes.step_global_stats) and attributes.momentum != 1,
         affine=any(parameter.is_on for parameter in trained),
     )

@@ -25,6 +25,7 @@ class Attributes(NamedTuple):
     use_global_stats: bool = False
     use_batch_stats: bool = False
     axis: int = 1
+    step_global_stats: bool = False
 
     @staticmethod
     def parse(texts: dict[str, Any]) -> Attributes:

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import mxnet as mx
 
-from ..gluon import clear_graphs
+from ..gluon import OWN_FLAGS, clear_graphs
 from .checkpoint import Checkpoint
 from .graph import VARIABLE, Graph, Node
 from .layers import Attributes, Layer, as_checkpoint, layers_of_graph, parts_of_block
@@ -51,8 +51,8 @@ class Opened:
         before = source.attrs if is_node else source._kwargs
         after = {**before, **{k: str(v) if is_node else v for k, v in wanted.items()}}
         for key, value in wanted.items():
-            if value is None or (key == "use_batch_stats" and not value):
-                del after[key]  # False is the default; without it repr is the built-in layer's
+            if value is None or (key in OWN_FLAGS and not value):
+                del after[key]
         former = {**{key: before.get(key) for key in wanted}, **memory(source)}
         former = {k: v for k, v in former.items() if _parsed(k, v) != _parsed(k, after.get(k))}
         if is_node:

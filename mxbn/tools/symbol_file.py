@@ -14,6 +14,7 @@ from .graph import VARIABLE, Entry, Graph, Node
 from .params_file import last_line
 
 _ALONE = "alone"
+_DIVISORS = ("num_group", "num_groups")  # MXNet divides by them without a look
 
 
 def load_symbol(path: str) -> mx.sym.Symbol:
@@ -98,6 +99,11 @@ def _check_uses(graph: Graph) -> None:
                 f"{outputs[id(entry.node)]}"
             )
     for node in nodes:
+        for key in _DIVISORS:
+            if int(node.attrs.get(key, 1)) < 1:
+                raise ValueError(
+                    f"node {node.name} has {key} {node.attrs[key]}, expected 1 or more"
+                )
         for each in node.subgraphs:
             _check_uses(each)
 

@@ -106,6 +106,8 @@ void RegisterForward() {
                     "Use the moving statistics, also in training.")
       .add_argument("use_batch_stats", "boolean, optional, default=0",
                     "Use the batch's statistics, also in inference.")
+      .add_argument("step_global_stats", "boolean, optional, default=0",
+                    "Step the moving statistics in training also where use_global_stats uses them.")
       .add_argument("output_mean_var", "boolean, optional, default=0",
                     "Also return the mean and 1/sqrt(var + eps) that were used.")
       .add_argument("axis", "int, optional, default='1'", "The axis of the channels.")

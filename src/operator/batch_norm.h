@@ -16,12 +16,13 @@ struct BatchNormParam {
   bool fix_gamma = true;
   bool use_global_stats = false;
   bool use_batch_stats = false;
+  bool step_global_stats = false;
   bool output_mean_var = false;
 
   // The table of modes: whose statistics a forward uses ...
   bool UsesBatch(bool is_train) const { return use_batch_stats || (is_train && !use_global_stats); }
   // ... and whether it steps the moving ones.
-  bool Steps(bool is_train) const { return is_train && !use_global_stats; }
+  bool Steps(bool is_train) const { return is_train && (!use_global_stats || step_global_stats); }
 };
 
 // Any tensor and axis, seen as outer x channels x inner. oneDNN's blocked layout keeps `block`

@@ -70,7 +70,7 @@ class ForwardPass {
         centre_(static_cast<size_t>(a_.view.channels)),
         terms_(a_.view.channels, kTerms) {}
 
-  bool reduces() const { return a_.use_batch && a_.view.PerChannel() > 0; }
+  bool reduces() const { return (a_.use_batch || a_.step) && a_.view.PerChannel() > 0; }
   bool applies() const { return a_.y.data != nullptr; }
   const double* centre() const { return centre_.data(); }
   const C* terms() const { return terms_.data(); }
@@ -96,7 +96,7 @@ class ForwardPass {
     kernels_.statistics[layout](slab, a_.x + offset, centre, sums, sums_stride);
   }
 
-  // sums: of x - pivot and of its square; null where the moving statistics count.
+  // sums: of x - pivot and of its square; null where only the moving statistics count.
   void Finish(int64_t c, const double* sums) {
     // Read before anything is stepped: one array may serve twice.
     const double gamma = a_.gamma != nullptr ? static_cast<double>(a_.gamma[c]) : 1;
@@ -106,10 +106,11 @@ class ForwardPass {
     if (sums != nullptr) {
       const double n = static_cast<double>(a_.view.PerChannel());
       const double shift = sums[0] / n;
-      mean = centre_[c] + shift;
-      var = sums[1] / n - shift * shift;
-      if (var < 0) var = 0;  // by rounding only
-      if (a_.step) Step(c, mean, var);
+      const double batch_mean = centre_[c] + shift;
+      double batch_var = sums[1] / n - shift * shift;
+      if (batch_var < 0) batch_var = 0;  // by rounding only
+      if (a_.step) Step(c, batch_mean, batch_var);
+      if (a_.use_batch) mean = batch_mean, var = batch_var;
     }
     const double inv_std = InverseStd(var, a_.eps);
     a_.saved.mean[c] = mean;

@@ -89,7 +89,7 @@ void MakePlan(const View& view, DataType type, Arguments* arguments) {
 }
 
 size_t PartsSize(const Arguments& a) {
-  return static_cast<size_t>(2 * a.splits * a.channels * (a.columns ? a.inner : 1));
+  return static_cast<size_t>(4 * a.splits * a.channels * (a.columns ? a.inner : 1));
 }
 
 size_t TermsSize(const Arguments& a) { return static_cast<size_t>(2 * a.channels); }
@@ -97,7 +97,7 @@ size_t TermsSize(const Arguments& a) { return static_cast<size_t>(2 * a.channels
 void Forward(const Arguments& a, DataType type, const Queue& queue) {
   if (a.channels == 0) return;
   const Launcher launch(a, type, queue);
-  if (a.use_batch && Size(a) > 0) launch.OverTensor("statistics");
+  if ((a.use_batch || a.step) && Size(a) > 0) launch.OverTensor("statistics");
   launch.OverChannels("forward_finish");
   if (a.out != nullptr && Size(a) > 0) launch.OverTensor("forward");
 }

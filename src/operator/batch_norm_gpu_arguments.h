@@ -34,7 +34,8 @@ struct Arguments {
   int use_batch, step;  // of a forward; a backward finds in `saved` what the forward did
 
   double* saved;  // mean, 1/sqrt(var + eps), and one value: whether the batch was used
-  double* parts;  // sums[split][2][width], width being channels or, in columns, with inner
+  double* parts;  // sums[split][2][width][2], width being channels or, in columns, with inner;
+                  // each is a value and what its additions lost
   double* terms;  // what the second step needs, twice per channel: a forward's scale and
                   // offset, a backward's sums of dy and of dy * xh
 

@@ -81,6 +81,8 @@ void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
       param.use_global_stats = ToBool(key, value);
     } else if (key == "use_batch_stats") {
       param.use_batch_stats = ToBool(key, value);
+    } else if (key == "step_global_stats") {
+      param.step_global_stats = ToBool(key, value);
     } else if (key == "output_mean_var") {
       param.output_mean_var = ToBool(key, value);
     } else if (key == "cudnn_off") {
@@ -88,7 +90,7 @@ void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
     } else if (!IsNote(key)) {
       Fail("unknown attribute '" + key +
            "', expected axis, cudnn_off, eps, fix_gamma, momentum, "
-           "output_mean_var, use_batch_stats or use_global_stats");
+           "output_mean_var, step_global_stats, use_batch_stats or use_global_stats");
     }
   }
   if (param.use_global_stats && param.use_batch_stats) {

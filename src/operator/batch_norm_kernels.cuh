@@ -77,18 +77,26 @@ __device__ inline void Store(void* tensor, long long i, const Pack<T, N>& pack) 
 // A sum of many values, which carries what additions lose (Knuth's TwoSum).
 template <typename C>
 struct Sum {
-  C value = 0, lost = 0;
+  C value, lost;
+  __device__ explicit Sum(C first = 0, C rest = 0) : value(first), lost(rest) {}
   __device__ void Add(C term) {
     const C sum = value + term;
     const C part = sum - value;
     lost += (value - (sum - part)) + (term - part);
     value = sum;
   }
-  __device__ double Value() const {
-    const bool finite = value - value == 0;
-    return static_cast<double>(value) + (finite ? static_cast<double>(lost) : 0);
+  __device__ void Join(const Sum& other) {
+    Add(other.value);
+    lost += other.lost;
   }
+  __device__ bool IsFinite() const { return value - value == 0; }
+  __device__ C Value() const { return IsFinite() ? value + lost : value; }
 };
+
+__device__ inline Sum<double> Widen(const Sum<double>& sum) { return sum; }
+__device__ inline Sum<double> Widen(const Sum<float>& sum) {
+  return Sum<double>(sum.value, sum.lost);
+}
 
 template <typename C>
 __device__ inline C Middle(C a, C b, C c) {
@@ -317,12 +325,22 @@ __device__ inline C SumPairs(C (&values)[count]) {
   return values[0];
 }
 
-// Adds up a warp's values, in all of its lanes.
-__device__ inline double WarpSum(double value) {
+// Adds up what the lanes of a warp have, in a fixed order. All get the same value.
+__device__ inline Sum<double> WarpSum(Sum<double> sum) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
+    sum.Join(Sum<double>(__shfl_xor_sync(0xffffffffu, sum.value, offset),
+                         __shfl_xor_sync(0xffffffffu, sum.lost, offset)));
   }
-  return value;
+  return sum;
+}
+
+// Where the parts of a reduction keep a sum.
+__device__ inline void StorePart(const Arguments& a, long long at, const Sum<double>& sum) {
+  a.parts[2 * at] = sum.value;
+  a.parts[2 * at + 1] = sum.lost;
+}
+__device__ inline Sum<double> LoadPart(const Arguments& a, long long at) {
+  return Sum<double>(a.parts[2 * at], a.parts[2 * at + 1]);
 }
 
 template <typename T, int N, template <typename> class Term, int count>
@@ -340,7 +358,7 @@ __device__ inline void AddRow(const Arguments& a, const Term<T>& term, RowWalk<N
 
 template <typename T, int N, template <typename> class Term>
 __device__ void ReduceRows(const Arguments& a) {
-  __shared__ double warps[2][kThreads / kWarp];
+  __shared__ double warps[2][2][kThreads / kWarp];  // of each sum, its value and what it lost
   RowWalk<N> walk(a);
   const Term<T> term(a, blockIdx.x);
   Sum<Compute<T>> sums[2];
@@ -348,14 +366,18 @@ __device__ void ReduceRows(const Arguments& a) {
 #pragma unroll 1
   while (walk.left() > 0) AddRow<T, N, Term, 1>(a, term, &walk, sums);
   for (int k = 0; k < 2; ++k) {
-    const double sum = WarpSum(sums[k].Value());
-    if (threadIdx.x % kWarp == 0) warps[k][threadIdx.x / kWarp] = sum;
+    const Sum<double> sum = WarpSum(Widen(sums[k]));
+    if (threadIdx.x % kWarp == 0) {
+      warps[k][0][threadIdx.x / kWarp] = sum.value;
+      warps[k][1][threadIdx.x / kWarp] = sum.lost;
+    }
   }
   __syncthreads();
   if (threadIdx.x < 2) {
-    double sum = 0;
-    for (int warp = 0; warp < kThreads / kWarp; ++warp) sum += warps[threadIdx.x][warp];
-    a.parts[(2 * blockIdx.y + threadIdx.x) * a.channels + blockIdx.x] = sum;
+    const auto& of = warps[threadIdx.x];
+    Sum<double> sum;
+    for (int i = 0; i < kThreads / kWarp; ++i) sum.Join(Sum<double>(of[0][i], of[1][i]));
+    StorePart(a, (2 * blockIdx.y + threadIdx.x) * a.channels + blockIdx.x, sum);
   }
 }
 
@@ -377,7 +399,7 @@ __device__ inline void AddColumns(const Arguments& a, const Term<T>* terms, Colu
 
 template <typename T, int N, template <typename> class Term>
 __device__ void ReduceColumns(const Arguments& a) {
-  __shared__ double block[2][kThreads];
+  __shared__ double block[2][2][kThreads];  // of each sum, its value and what it lost
   ColumnWalk<N> walk(a);
   Term<T> terms[N];
   Sum<Compute<T>> sums[N][2];
@@ -386,21 +408,26 @@ __device__ void ReduceColumns(const Arguments& a) {
 #pragma unroll 1
   while (walk.left() > 0) AddColumns<T, N, Term, 1>(a, terms, &walk, sums);
   const int tid = threadIdx.x;
+  const auto get = [&](int k, int i) { return Sum<double>(block[k][0][i], block[k][1][i]); };
+  const auto put = [&](int k, const Sum<double>& sum) {
+    block[k][0][tid] = sum.value;
+    block[k][1][tid] = sum.lost;
+  };
   for (int n = 0; n < N; ++n) {
-    block[0][tid] = sums[n][0].Value();
-    block[1][tid] = sums[n][1].Value();
+    for (int k = 0; k < 2; ++k) put(k, Widen(sums[n][k]));
     __syncthreads();
     for (int half = kThreads / 2; half >= a.lanes; half /= 2) {
-      if (tid < half) {
-        block[0][tid] += block[0][tid + half];
-        block[1][tid] += block[1][tid + half];
+      for (int k = 0; k < 2 && tid < half; ++k) {
+        Sum<double> sum = get(k, tid);
+        sum.Join(get(k, tid + half));
+        put(k, sum);
       }
       __syncthreads();
     }
     // Next, a thread overwrites its own values, which nobody else reads any more.
     if (tid < a.lanes && !walk.outside()) {
       for (int k = 0; k < 2; ++k) {
-        a.parts[(2 * blockIdx.y + k) * walk.width() + walk.column() + n] = block[k][tid];
+        StorePart(a, (2 * blockIdx.y + k) * walk.width() + walk.column() + n, get(k, tid));
       }
     }
   }
@@ -466,10 +493,9 @@ __device__ bool IsFinite(C value) {
 
 // The two sums of a channel.
 struct Sums {
-  double first = 0, second = 0;
+  Sum<double> first, second;
 };
 
-// Adds up what the lanes of a warp have, in a fixed order, for all of them.
 __device__ inline Sums WarpSum(const Sums& sums) {
   return {WarpSum(sums.first), WarpSum(sums.second)};
 }
@@ -482,8 +508,8 @@ __device__ inline Sums SumParts(const Arguments& a, long long channel) {
   Sums sums;
   for (int i = lane; i < a.splits * columns; i += kWarp) {
     const long long at = 2 * (i / columns) * width + channel * columns + i % columns;
-    sums.first += a.parts[at];
-    sums.second += a.parts[at + width];
+    sums.first.Join(LoadPart(a, at));
+    sums.second.Join(LoadPart(a, at + width));
   }
   return WarpSum(sums);
 }
@@ -540,6 +566,19 @@ __device__ inline double InverseStd(double var, double eps) {
   return d == 0 ? 0.0 : 1 / sqrt(d);  // NaN where d is negative
 }
 
+// The variance of n values whose differences from a pivot have these sums; their mean is `shift` off
+// it. Where that is some deviations, the two terms cancel, so what they lack is added back.
+__device__ inline double Variance(const Sums& sums, double shift, double n) {
+  const double first = sums.first.Value();
+  double squares = fma(-first, shift, sums.second.value);
+  if (IsFinite(squares)) {
+    const double of_first = (sums.first.value - first) + sums.first.lost;
+    const double of_shift = fma(-shift, n, first) + of_first;
+    squares += sums.second.lost - (of_first + of_shift) * shift;
+  }
+  return squares < 0 ? 0 : squares / n;  // negative by rounding only
+}
+
 // One warp per channel. The batch's statistics count where there are sums of it.
 template <typename T>
 __device__ void ForwardFinish(const Arguments& a) {
@@ -547,34 +586,34 @@ __device__ void ForwardFinish(const Arguments& a) {
   const long long channel = WarpsChannel();
   if (channel >= a.channels) return;
   const double n = static_cast<double>(a.outer * a.inner);
-  const bool batch = a.use_batch && n > 0;
-  double mean = 0, var = 0;
-  if (batch) {
+  const bool reduced = (a.use_batch || a.step) && n > 0;
+  double batch_mean = 0, batch_var = 0;
+  if (reduced) {
     Sums sums = SumParts(a, channel);
     double centre = static_cast<double>(Pivot<T>(a, channel));
     // Squares beyond the range of float; below it, they matter beside no eps but the smallest.
-    if (!IsFinite(sums.second) || (sums.second < n * 1e-30 && a.eps < 1e-20)) {
+    if (!sums.second.IsFinite() || (sums.second.value < n * 1e-30 && a.eps < 1e-20)) {
       centre = At<T>(a.x, channel * a.inner);
       sums = SumAgain(a, channel, [&](long long index, Sums* each) {
         const double d = At<T>(a.x, index) - centre;
-        each->first += d;
-        each->second += d * d;
+        each->first.Add(d);
+        each->second.Add(d * d);
       });
     }
-    const double shift = sums.first / n;
-    mean = centre + shift;
-    var = sums.second / n - shift * shift;
-    if (var < 0) var = 0;  // by rounding only
+    const double shift = sums.first.Value() / n;
+    batch_mean = centre + shift;
+    batch_var = Variance(sums, shift, n);
   }
   if (threadIdx.x % kWarp != 0) return;
   // Read before anything is stepped: one array may serve twice.
   const double gamma = Gamma<C>(a, channel);
   const double beta = static_cast<double>(static_cast<const C*>(a.beta)[channel]);
-  if (!batch) {
-    mean = static_cast<double>(static_cast<const C*>(a.moving_mean)[channel]);
-    var = static_cast<double>(static_cast<const C*>(a.moving_var)[channel]);
-  } else if (a.step) {
-    StepMoving<C>(a, channel, mean, var);
+  double mean = static_cast<double>(static_cast<const C*>(a.moving_mean)[channel]);
+  double var = static_cast<double>(static_cast<const C*>(a.moving_var)[channel]);
+  if (reduced && a.step) StepMoving<C>(a, channel, batch_mean, batch_var);
+  if (reduced && a.use_batch) {
+    mean = batch_mean;
+    var = batch_var;
   }
   const double inv_std = InverseStd(var, a.eps);
   a.saved[channel] = mean;
@@ -601,16 +640,16 @@ __device__ void BackwardFinish(const Arguments& a) {
   double dbeta = 0, dgamma = 0;
   if (a.outer * a.inner > 0 && NeedsSums(a)) {
     Sums sums = SumParts(a, channel);
-    if (!IsFinite(sums.first) || !IsFinite(sums.second)) {
+    if (!sums.first.IsFinite() || !sums.second.IsFinite()) {
       const double mean = a.saved[channel];
       sums = SumAgain(a, channel, [&](long long index, Sums* each) {
         const double dy = At<T>(a.dy, index);
-        each->first += dy;
-        each->second += dy * (At<T>(a.x, index) - mean);
+        each->first.Add(dy);
+        each->second.Add(dy * (At<T>(a.x, index) - mean));
       });
     }
-    dbeta = sums.first;
-    dgamma = sums.second * a.saved[a.channels + channel];
+    dbeta = sums.first.Value();
+    dgamma = sums.second.Value() * a.saved[a.channels + channel];
   }
   if (threadIdx.x % kWarp != 0) return;
   a.terms[channel] = dbeta;

@@ -118,6 +118,7 @@ def run(
 def _forward(
     d, is_train, inputs, results, requests, memory, device, *,
     fix_gamma=True, eps=1e-3, momentum=0.9, use_global_stats=False, use_batch_stats=False,
+    step_global_stats=False,
 ):  # fmt: skip
     from mxbn import _gpu  # in this process alone
 
@@ -130,7 +131,7 @@ def _forward(
         eps=eps,
         momentum=momentum,
         use_batch=use_batch_stats or (is_train and not use_global_stats),
-        step=is_train and not use_global_stats,
+        step=is_train and (step_global_stats or not use_global_stats),
         counters=address(inputs.counters),
     )
     _gpu.forward(arguments, d.dtype, memory.allocate, device=device)
@@ -200,7 +201,7 @@ def variance_by_one_block(values):
         use_batch=1,
         step=1,
         saved=memory.allocate(3),
-        parts=memory.allocate(2),
+        parts=memory.allocate(4),
         terms=memory.allocate(2),
     )
     sizes = ctypes.c_int64(), ctypes.c_int64()
