@@ -566,8 +566,8 @@ __device__ inline double InverseStd(double var, double eps) {
   return d == 0 ? 0.0 : 1 / sqrt(d);  // NaN where d is negative
 }
 
-// The variance of n values whose differences from a pivot have these sums; their mean is `shift` off
-// it. Where that is some deviations, the two terms cancel, so what they lack is added back.
+// The variance of n values whose differences from a pivot have these sums; their mean is `shift`
+// off it. Where that is some deviations, the two terms cancel, so what they lack is added back.
 __device__ inline double Variance(const Sums& sums, double shift, double n) {
   const double first = sums.first.Value();
   double squares = fma(-first, shift, sums.second.value);
