@@ -15,6 +15,7 @@ from helpers import (
     check,
     draw,
     nd,
+    numpy_of,
     right,
     rounded,
     same_bits,
@@ -65,7 +66,7 @@ def check_fused(d, kind, a, is_train, requests=None, fill=0.0, **attributes):
     """Compare everything with the reference: gradients with those of the output that was given."""
     act_type, with_addend = KINDS[kind]
     addend = d.addend if with_addend else 0 * d.addend
-    y = a.y.asnumpy()
+    y = numpy_of(a.y)
     g = reference.let_through(d.dy, y) if act_type else d.dy
     w = right(d, is_train, dy=g, **attributes)
     far = np.abs(d.x).max() if d.dtype == "float64" else 0
@@ -75,7 +76,7 @@ def check_fused(d, kind, a, is_train, requests=None, fill=0.0, **attributes):
     check(y, np.maximum(z, 0) if act_type else z, OUTPUT_UNITS, scale, "output")
     requests = {**dict.fromkeys(GRADIENTS, "write"), **(requests or {})}
     if with_addend and requests["addend"] != "null":
-        found = a.addend.grad.asnumpy() - (fill if requests["addend"] == "add" else 0)
+        found = numpy_of(a.addend.grad) - (fill if requests["addend"] == "add" else 0)
         check(found, g, 1 if requests["addend"] == "add" else 0, 4 + fill, "gradient of addend")
     without_act = type(a)(**{**vars(a), "y": w.output.astype(d.dtype)})
     d_masked = type(d)(**{**vars(d), "dy": g})
