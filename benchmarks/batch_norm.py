@@ -22,7 +22,7 @@ import report
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 NAME = "batch_norm"
 BUSY = 0.5  # processes that ran or waited, on average over the last minute
-LISTS = ("operators", "calls", "networks")
+LISTS = ("operators", "fused", "calls", "networks")
 
 
 def main(arguments=None):

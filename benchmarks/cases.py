@@ -10,6 +10,9 @@ WORKS = FORWARD + BACKWARD
 # output, or the output's gradient, the data and the data's gradient.
 TENSORS = {**dict.fromkeys(FORWARD, 2), **dict.fromkeys(BACKWARD, 3)}
 COPY_TENSORS = 2
+# With an addend and a ReLU, a forward reads the addend too, and a backward reads the output and
+# writes the addend's gradient.
+FUSED_TENSORS = {**dict.fromkeys(FORWARD, 3), "training backward": 5}
 FLOAT_BYTES = 4
 
 
@@ -69,6 +72,15 @@ CASES = (
     Case("5-D", (2, 33, 5, 13, 17), 1),
 )
 
+# The ends of residual blocks.
+FUSED_CASES = (
+    *(
+        Case("ResNet-50", (32, *shape), 1)
+        for shape in ((256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7))
+    ),
+    Case("NHWC", (32, 28, 28, 512), -1),
+)
+
 QUICK_CASES = (
     Case("small", (1, 2, 4, 4), 1),
     Case("odd", (3, 31, 7, 7), 1),
@@ -78,14 +90,16 @@ QUICK_CASES = (
 )
 
 
-def chosen(quick, only):
-    """Return pairs of case and work whose description holds the word `only` (None: all)."""
-    return [
-        (case, work)
-        for case in (QUICK_CASES if quick else CASES)
-        for work in WORKS
-        if wanted(f"{case.group} {case.text} {work}", only)
-    ]
+QUICK_FUSED_CASES = QUICK_CASES[::2]
+
+
+def chosen(cases, works, only):
+    """Return the works of each case whose description holds the word `only` (None: all)."""
+    found = {
+        case: [work for work in works if wanted(f"{case.group} {case.text} {work}", only)]
+        for case in cases
+    }
+    return {case: works for case, works in found.items() if works}
 
 
 def wanted(description, only):

@@ -52,13 +52,19 @@ def resnet_18(quick, seconds):
     with mxbn.replace_builtin():
         ours = _network(data)
     networks = {"mxbn": ours, "built-in": built_in}
+    fused = {**networks, "mxbn": _hybridized(mxbn.fuse(ours), data)}
     text = f"ResNet-18, {batch}x3x{side}x{side}"
     rows = []
     for work, make in (("inference", _inference), ("training step", _training_step)):
-        ways = {peer: make(network, data, label) for peer, network in networks.items()}
-        rows.append(_row(text, work, alternate(ways, seconds)))
-    networks["mxbn"] = _folded(ours, data)  # now that its statistics are not the first ones
-    ways = {peer: _inference(network, data, label) for peer, network in networks.items()}
+        for how, peers in (("", networks), (", fused", fused)):
+            ways = {peer: make(network, data, label) for peer, network in peers.items()}
+            rows.append(_row(text, work + how, alternate(ways, seconds)))
+    # Now that its statistics are not the first ones.
+    folded = _hybridized(fold(ours, shapes={"data": data.shape}).model, data)
+    ways = {
+        peer: _inference(network, data, label)
+        for peer, network in {**networks, "mxbn": folded}.items()
+    }
     rows.append(_row(text, "inference, folded", alternate(ways, seconds)))
     return rows
 
@@ -67,16 +73,13 @@ def _network(data):
     mx.random.seed(0)  # both start with the same parameters
     network = mx.gluon.model_zoo.vision.resnet18_v1()
     network.initialize(mx.init.Xavier())
+    return _hybridized(network, data)
+
+
+def _hybridized(network, data):
     network.hybridize(static_alloc=True, static_shape=True)
     network(data).wait_to_read()
     return network
-
-
-def _folded(network, data):
-    folded = fold(network, shapes={"data": data.shape}).model
-    folded.hybridize(static_alloc=True, static_shape=True)
-    folded(data).wait_to_read()
-    return folded
 
 
 def _inference(network, data, _):

@@ -26,6 +26,7 @@ class Arrays:
         self.axis = case.axis
         self.x = random.standard_normal(case.shape).astype("float32")
         self.dy = random.standard_normal(case.shape).astype("float32")
+        self.addend = random.standard_normal(case.shape).astype("float32")
         self.parameters = {
             "gamma": random.uniform(0.5, 1.5, case.channels).astype("float32"),
             "beta": random.uniform(-0.5, 0.5, case.channels).astype("float32"),
@@ -37,24 +38,31 @@ class Arrays:
 class MXNetPeers:
     """mxbn and the built-in operator, which get the same arrays and calls."""
 
+    names = tuple(OPERATORS)
+
     def __init__(self, arrays):
         self.axis = arrays.axis
         self.parameters = arrays.parameters
         self.x, self.dy = mx.nd.array(arrays.x), mx.nd.array(arrays.dy)
         self.dx = mx.nd.zeros_like(self.x)
         self.copy_of_x = mx.nd.zeros_like(self.x)
+        self.data, self.gradients = {"data": self.x}, {"data": self.dx}
+
+    def call(self, peer, kind, data, parameters, attributes):
+        """Return what a peer makes of data and parameters, as arrays ("nd") or Symbols ("sym")."""
+        return getattr(OPERATORS[peer], kind).BatchNorm(*data, *parameters, **attributes)
 
     def ways(self, work):
         found = {}
-        for peer, package in OPERATORS.items():
-            found[peer, "executor"] = self._executor(package, work)
+        for peer in self.names:
+            found[peer, "executor"] = self._executor(peer, work)
             if work in BACKWARD:
                 # An executor passes the output's gradient through an identity node, a copy of the
                 # whole tensor that no operator can avoid; outside of one it is used as it is, at
                 # the price of Python code and of a graph made for each call. So the executor is
                 # the faster way for small tensors and the other for large ones, and each operator
                 # is judged by the way that is the better for it.
-                found[peer, "imperative"] = self._imperative(package, work)
+                found[peer, "imperative"] = self._imperative(peer, work)
         return found
 
     def _attributes(self, work):
@@ -66,18 +74,19 @@ class MXNetPeers:
             "axis": self.axis,
         }
 
-    def _executor(self, package, work):
+    def _executor(self, peer, work):
         parameters = {name: mx.nd.array(value) for name, value in self.parameters.items()}
         aux_states = {name: parameters.pop(name) for name in ("moving_mean", "moving_var")}
         train = work != "inference forward"
-        symbol = package.sym.BatchNorm(
-            *(mx.sym.var(name) for name in ("data", *self.parameters)), **self._attributes(work)
+        data, variables = (
+            [mx.sym.var(name) for name in names] for names in (self.data, self.parameters)
         )
+        symbol = self.call(peer, "sym", data, variables, self._attributes(work))
         gradients = {name: mx.nd.zeros_like(value) for name, value in parameters.items()}
         executor = symbol.bind(
             mx.cpu(),
-            {"data": self.x, **parameters},
-            {"data": self.dx, **gradients} if train else None,
+            {**self.data, **parameters},
+            {**self.gradients, **gradients} if train else None,
             "write" if train else "null",
             aux_states,
         )
@@ -87,14 +96,15 @@ class MXNetPeers:
         forward = synchronous(lambda: executor.forward(is_train=train))
         return forward, lambda: executor.outputs[0].asnumpy()
 
-    def _imperative(self, package, work):
+    def _imperative(self, peer, work):
         parameters = {name: mx.nd.array(value) for name, value in self.parameters.items()}
-        x = self.x.detach()  # another view of the same data, with a place in a graph of its own
-        gamma, beta = parameters["gamma"], parameters["beta"]
-        gradients = [self.dx, mx.nd.zeros_like(gamma), mx.nd.zeros_like(beta)]
-        mx.autograd.mark_variables([x, gamma, beta], gradients)
+        # Other views of the same data, with a place in a graph of its own.
+        data = [each.detach() for each in self.data.values()]
+        trained = [parameters["gamma"], parameters["beta"]]
+        gradients = [*self.gradients.values(), *(mx.nd.zeros_like(each) for each in trained)]
+        mx.autograd.mark_variables([*data, *trained], gradients)
         with mx.autograd.record():
-            y = package.nd.BatchNorm(x, *parameters.values(), **self._attributes(work))
+            y = self.call(peer, "nd", data, parameters.values(), self._attributes(work))
         backward = synchronous(lambda: y.backward(self.dy, retain_graph=True))
         return backward, self.dx.asnumpy
 

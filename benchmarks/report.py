@@ -4,7 +4,7 @@ import json
 
 from mxbn.tools.files import atomic
 
-PEERS = ("mxbn", "built-in", "PyTorch", "copy")
+PEERS = ("mxbn", "mxbn unfused", "built-in", "PyTorch", "copy")
 
 INTRODUCTION = """\
 # Benchmark of batch normalization
@@ -16,7 +16,9 @@ after warm-up. `÷` columns are the time of mxbn divided by that of the other: b
 faster. GB/s are the bytes that must move divided by the time; each tensor of the size of the data
 counts once: 2 x 4 x size of the data for a forward (data, output) and for the copy, 3 x 4 x size
 for a backward (output's gradient, data, data's gradient). So a backward that is as fast as memory
-takes 1.5 times as long as the copy. Where there are several ways to do the work, the fastest one
+takes 1.5 times as long as the copy. With an addend and a ReLU, a forward moves 3 tensors (data,
+addend, output) and a backward 5 (output's gradient, output, data, and the gradients of data and
+addend). Where there are several ways to do the work, the fastest one
 of each peer counts; the last column names them.
 """
 
@@ -67,7 +69,7 @@ def _operator_columns(rows):
 
 def _call_columns(_):
     columns = {"what": lambda row: row["what"], "work": lambda row: row["work"]}
-    for peer in PEERS[:2]:
+    for peer in ("mxbn", "built-in"):
         columns[f"{peer} ms"] = value("peers", peer, "ms")
     columns["÷ built-in"] = value("ratios", "built-in")
     columns["runs"] = lambda row: row["peers"]["mxbn"]["runs"]
@@ -76,6 +78,7 @@ def _call_columns(_):
 
 _TABLES = {
     "operators": ("Operator", _operator_columns),
+    "fused": ("relu(batch_norm(x) + addend)", _operator_columns),
     "calls": ("One small call, imperative and synchronous", _call_columns),
     "networks": ("Network, hybridized", _call_columns),
 }

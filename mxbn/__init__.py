@@ -29,6 +29,7 @@ _TOOLS = {
     "freeze_state": "freeze",
     "from_pytorch": "from_pytorch",
     "frozen": "freeze",
+    "fuse": "fuse",
     "inspect": "inspect",
     "recalibrate": "recalibrate",
     "set_layers": "set_layers",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from .tools.fold import fold
     from .tools.freeze import freeze, freeze_state, frozen, unfreeze
     from .tools.from_pytorch import from_pytorch
+    from .tools.fuse import fuse
     from .tools.guard import Guard
     from .tools.inspect import inspect
     from .tools.recalibrate import recalibrate
@@ -74,6 +76,7 @@ __all__ = [
     "freeze_state",
     "from_pytorch",
     "frozen",
+    "fuse",
     "gluon",
     "inspect",
     "nd",

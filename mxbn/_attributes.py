@@ -31,6 +31,14 @@ def name_positional(positional: tuple[Any, ...], attributes: dict[str, Any]) -> 
         attributes[name] = value
 
 
+def settle_fused(addend: Any, attributes: dict[str, Any]) -> None:
+    """Make the attributes say whether there is an addend; no act_type is as none given."""
+    if addend is not None and not is_true(attributes.setdefault("with_addend", True)):
+        raise ValueError(f"{PREFIX}with_addend is False, expected True: an addend is given")
+    if attributes.get("act_type", "") is None:
+        del attributes["act_type"]
+
+
 def is_true(flag: Any) -> bool:
     """Whether the operator reads a flag, which may be text, as True."""
     return str(flag) in ("True", "true", "1")

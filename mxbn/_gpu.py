@@ -44,6 +44,10 @@ class Arguments(ctypes.Structure):
         ("out_add", ctypes.c_int),
         ("first_add", ctypes.c_int),
         ("second_add", ctypes.c_int),
+        ("fused", ctypes.c_void_p),
+        ("relu", ctypes.c_int),
+        ("daddend", ctypes.c_void_p),
+        ("daddend_add", ctypes.c_int),
         ("counters", ctypes.c_void_p),
     )
 

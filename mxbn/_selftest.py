@@ -110,6 +110,7 @@ def run() -> str | None:
             return (
                 _compare("training", _run("float32", True, nd.BatchNorm), BATCH)
                 or _compare("inference", _run("float32", False, nd.BatchNorm), MOVING)
+                or _compare("act_type and addend", _run_fused(), _fused())
                 or _compare(
                     "Symbol, training, use_global_stats",
                     _run("float64", True, _graph, use_global_stats=True),
@@ -177,7 +178,8 @@ def _between_convolutions() -> dict[str, Any]:
             hidden = mx.nd.Convolution(
                 data, weight, num_filter=channels, kernel=(3, 3), no_bias=True
             )
-            hidden = nd.BatchNorm(hidden, *arrays, fix_gamma=False)
+            normal = nd.BatchNorm(hidden, *arrays, fix_gamma=False)
+            hidden = nd.BatchNorm(hidden, *arrays, fix_gamma=False, addend=normal, act_type="relu")
             output = mx.nd.Convolution(
                 hidden, again, num_filter=channels, kernel=(1, 1), no_bias=True
             )
@@ -216,6 +218,33 @@ def _run(dtype: str, is_train: bool, operator: Callable[..., Any], **flags: bool
         "moving_mean": arrays["moving_mean"],
         "moving_var": arrays["moving_var"],
     }
+
+
+def _run_fused() -> dict[str, Any]:
+    """Run a Symbol with a ReLU and an addend, for which the head gradient does, in inference."""
+    symbol = sym.BatchNorm(
+        mx.sym.var("data"), name="bn", addend=mx.sym.var("addend"), act_type="relu", **ATTRIBUTES
+    )
+    arrays = [
+        mx.nd.array(each).reshape(SHAPE) if len(each) > SHAPE[2] else mx.nd.array(each)
+        for each in (DATA, *PARAMETERS.values(), *STATISTICS.values(), HEAD_GRADIENT)
+    ]
+    data, *_, addend = arrays
+    data.attach_grad()
+    addend.attach_grad()
+    with mx.autograd.record(train_mode=False):
+        output, *_ = mx.nd.CachedOp(symbol)(*arrays)
+    output.backward(addend)
+    mx.nd.waitall()
+    return {"output": output, "data_gradient": data.grad, "addend_gradient": addend.grad}
+
+
+def _fused() -> dict[str, Any]:
+    """Return what it should give: that of MOVING where the sum is positive, and 0 elsewhere."""
+    sums = np.add(MOVING["output"], HEAD_GRADIENT)
+    gradients = {"data_gradient": MOVING["data_gradient"], "addend_gradient": HEAD_GRADIENT}
+    through = {key: np.where(sums > 0, value, 0) for key, value in gradients.items()}
+    return {"output": np.maximum(sums, 0), **through}
 
 
 def _compare(what: str, got: dict[str, Any], expected: dict[str, Any]) -> str | None:

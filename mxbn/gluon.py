@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Iterable, Iterator
+from typing import Any, ClassVar, Iterable, Iterator
 
 import mxnet as mx
 from mxnet.gluon.parameter import Parameter
@@ -103,6 +103,7 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
     """
 
     _kwargs: dict[str, Any]  # the operator's attributes
+    _fused: ClassVar[dict[str, Any]] = {}  # those that belong to the class
 
     def __init__(
         self,
@@ -200,5 +201,41 @@ class BatchNorm(mx.gluon.nn.BatchNorm):  # type: ignore[misc]
     ) -> Any:
         """Normalize x; F is `mx.nd` or `mx.sym`."""
         return F.mxbn_BatchNorm(
-            x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs
+            x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs, **self._fused
         )
+
+
+class BatchNormReLU(BatchNorm):
+    """`BatchNorm` and a ReLU in one pass: ``relu(batch_norm(x))``.
+
+    It takes the place of `mx.gluon.nn.BatchNormReLU`, with data of any rank, axis and type, in
+    every mode and on every device. Parameters and names are those of `BatchNorm`.
+    """
+
+    _fused: ClassVar[dict[str, Any]] = {"act_type": "relu"}
+
+
+class BatchNormAddReLU(BatchNorm):
+    """`BatchNorm`, an addition and a ReLU in one pass: ``relu(batch_norm(x) + addend)``.
+
+    Called as ``layer(x, addend)``: the end of a residual block. The addend has the shape and type
+    of x. Parameters and names are those of `BatchNorm`.
+    """
+
+    _fused: ClassVar[dict[str, Any]] = {"act_type": "relu", "with_addend": True}
+
+    def hybrid_forward(  # type: ignore[override]
+        self,
+        F: Any,
+        x: Any,
+        addend: Any,
+        gamma: Any,
+        beta: Any,
+        running_mean: Any,
+        running_var: Any,
+    ) -> Any:
+        """Normalize x and add; F is `mx.nd` or `mx.sym`."""
+        return F.mxbn_BatchNorm(
+            x, gamma, beta, running_mean, running_var, addend=addend, name="fwd",
+            **self._kwargs, **self._fused,
+        )  # fmt: skip

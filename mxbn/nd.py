@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet.ndarray.register import _imperative_invoke
 
 from . import _library
-from ._attributes import is_true, name_positional
+from ._attributes import is_true, name_positional, settle_fused
 from ._errors import PREFIX, as_value_error
 
 # MXNet's engine enters an operation into the queues of its arrays one by one. Two threads that do
@@ -23,7 +23,7 @@ os.register_at_fork(
     after_in_child=_one_at_a_time.release,
 )
 
-_INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var")
+_INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var", "addend")
 
 
 def _alike(arrays: Any) -> bool:
@@ -56,7 +56,7 @@ def _check_inputs(arrays: Any) -> None:
                 f"{PREFIX}{name} has shape {shape}, expected "
                 + (
                     "a known one"
-                    if array is data
+                    if name in ("data", "addend")
                     else f"one value per channel of data {data.shape}"
                 )
                 + ": a size of 0 means an unknown one, unless mx.util.np_shape() is in force"
@@ -90,6 +90,7 @@ def BatchNorm(
     moving_mean: Any,
     moving_var: Any,
     *positional: Any,
+    addend: Any = None,
     name: Any = None,
     out: Any = None,
     **attributes: Any,
@@ -97,7 +98,8 @@ def BatchNorm(
     r"""Batch normalization of NDArrays.
 
     For every channel, ``(data - m) / sqrt(v + eps) * gamma + beta`` [1]_, where ``m`` and ``v`` are
-    the mean and biased variance of the batch, or the moving ones:
+    the mean and biased variance of the batch, or the moving ones. In the same pass over memory an
+    addend may be added, such as the other branch of a residual block, and then a ReLU be applied.
 
     ================ =============== ========== =============== =========================
     use_global_stats use_batch_stats is_train   statistics used moving statistics
@@ -126,6 +128,8 @@ def BatchNorm(
     *positional
         Attributes without names, in the order of the built-in operator: eps, momentum, fix_gamma,
         use_global_stats, output_mean_var, axis, cudnn_off.
+    addend : as data, optional
+        Added to the normalized data; shape and type as data.
     name : str, optional
         Ignored, as MXNet's operators on NDArrays do.
     out : as data, or a list of them, optional
@@ -148,6 +152,12 @@ def BatchNorm(
         of gamma's type; no gradient flows through them.
     axis : int, default 1
         The axis of the channels; negative counts from the end.
+    act_type : {None, 'relu'}, default None
+        Applied last. The gradient is 0 where the output is: backward looks at the output, as that
+        of MXNet's ReLU does, so nothing more is kept, and the output must not be changed before. A
+        NaN stays one, in the gradient too.
+    with_addend : bool, optional
+        Whether there is an addend, as the operator notes it; follows from `addend`.
     cudnn_off : bool, default False
         Accepted and ignored.
 
@@ -168,15 +178,20 @@ def BatchNorm(
        Reducing Internal Covariate Shift, 2015, https://arxiv.org/abs/1502.03167
     """
     arrays = [data, gamma, beta, moving_mean, moving_var]
+    if addend is not None:
+        arrays.append(addend)
     if not (_alike(arrays) and _library.same_context_and_known_shapes(arrays)):
         _check_inputs(arrays)
     if positional:
         name_positional(positional, attributes)
+    settle_fused(addend, attributes)
+    if addend is None and is_true(attributes.get("with_addend", False)):
+        raise ValueError(f"{PREFIX}with_addend is True, but addend is missing")
     if out is not None:
         _check_out(out, data, gamma, is_true(attributes.get("output_mean_var", False)))
     if mx.autograd.is_recording():
         # A graph that held the statistics themselves would end when another one with them does.
-        arrays[3:] = [moving_mean.detach(), moving_var.detach()]
+        arrays[3:5] = [moving_mean.detach(), moving_var.detach()]
     try:
         with _one_at_a_time:
             return _imperative_invoke(

@@ -93,8 +93,12 @@ def forward(
     use_batch_stats: bool = False,
     step_global_stats: bool = False,
     axis: int = 1,
+    addend: Array = None,
+    act_type: str | None = None,
 ) -> Forward:
     """Normalize data: ``(data - m) / sqrt(v + eps) * gamma + beta``, per channel.
+
+    Then add, and set to 0 what is negative, if that is asked for.
 
     Parameters
     ----------
@@ -104,7 +108,8 @@ def forward(
         (channels,).
     is_train : bool
         Training or inference.
-    eps, momentum, fix_gamma, use_global_stats, use_batch_stats, step_global_stats, axis
+    eps, momentum, fix_gamma, use_global_stats, use_batch_stats, step_global_stats, axis,
+    addend, act_type
         As of `mxbn.nd.BatchNorm`.
 
     Returns
@@ -137,6 +142,10 @@ def forward(
         scale = inv_std if fix_gamma else inv_std * np.asarray(gamma, np.float64)
         output = (data - _shaped(mean, data, axis)) * _shaped(scale, data, axis)
         output = output + _shaped(np.asarray(beta, np.float64), data, axis)
+        if addend is not None:
+            output = output + np.asarray(addend, np.float64)
+        if act_type == "relu":
+            output = np.where(output <= 0, 0.0, output)
     return Forward(output, mean, inv_std, bool(used_batch), new_mean, new_var)
 
 
@@ -148,13 +157,15 @@ def backward(
     *,
     fix_gamma: bool = True,
     axis: int = 1,
+    act_type: str | None = None,
 ) -> tuple[Array, Array, Array]:
     """Gradients of a forward, from what it kept.
 
     With ``xh = (data - m) * inv_std`` and n values per channel, ``dbeta = sum dy``,
     ``dgamma = sum dy * xh`` and, if the batch was used,
     ``dx = gamma * inv_std * (dy - dbeta / n - xh * dgamma / n)``; otherwise
-    ``dx = gamma * inv_std * dy``.
+    ``dx = gamma * inv_std * dy``. Where a ReLU follows, ``let_through(dy, output)`` takes the place
+    of dy, and is the gradient of the addend.
 
     Parameters
     ----------
@@ -164,7 +175,7 @@ def backward(
         (channels,).
     kept : Forward
         What the forward returned.
-    fix_gamma, axis
+    fix_gamma, axis, act_type
         As in the forward.
 
     Returns
@@ -173,6 +184,8 @@ def backward(
         Gradients of data, gamma (zero with fix_gamma) and beta, in float64.
     """
     dy = np.asarray(head_gradient, np.float64)
+    if act_type == "relu":
+        dy = let_through(dy, kept.output)
     data = np.asarray(data, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         xh = (data - _shaped(kept.mean, data, axis)) * _shaped(kept.inv_std, data, axis)
@@ -185,6 +198,24 @@ def backward(
             dx = dy - _shaped(dbeta / n, data, axis) - xh * _shaped(dgamma / n, data, axis)
         dx = _shaped(scale, data, axis) * dx
     return dx, np.zeros_like(dgamma) if fix_gamma else dgamma, dbeta
+
+
+def let_through(head_gradient: Array, output: Array) -> Array:
+    """Return what a ReLU lets through of a gradient.
+
+    Parameters
+    ----------
+    head_gradient, output : array_like
+        The gradient of the output, and the output.
+
+    Returns
+    -------
+    numpy.ndarray
+        float64: 0 where the output is, and NaN where it is NaN, as with MXNet's ReLU.
+    """
+    output = np.asarray(output, np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.where(output > 0, np.asarray(head_gradient, np.float64), 0 * output)
 
 
 def _inverse_std(var: Array, eps: float) -> Array:

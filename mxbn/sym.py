@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.symbol.register import _symbol_creator
 
 from . import _library
-from ._attributes import is_true, name_positional
+from ._attributes import is_true, name_positional, settle_fused
 from ._errors import PREFIX, as_value_error
 
 
@@ -26,6 +26,7 @@ def BatchNorm(
     moving_mean: Any = None,
     moving_var: Any = None,
     *positional: Any,
+    addend: Any = None,
     name: str | None = None,
     attr: Any = None,
     **attributes: Any,
@@ -41,13 +42,16 @@ def BatchNorm(
         weight decay, which would move a value that nothing uses.
     *positional
         Attributes without names, as of `mxbn.nd.BatchNorm`.
+    addend : mx.sym.Symbol, optional
+        Added to the normalized data; ``with_addend=True`` makes a variable ``NAME_addend`` of it.
     name : str, optional
         Default ``batchnorm0``, ``batchnorm1``, ...
     attr : dict of str to str, optional
         Further attributes of the node, such as ``{'ctx_group': 'dev1'}``.
     **attributes
         ``eps, momentum, fix_gamma, use_global_stats, use_batch_stats, step_global_stats,
-        output_mean_var, axis, cudnn_off``: names, defaults and ranges as in `mxbn.nd.BatchNorm`.
+        output_mean_var, axis, act_type, with_addend, cudnn_off``: names, defaults and ranges as in
+        `mxbn.nd.BatchNorm`.
 
     Returns
     -------
@@ -66,6 +70,7 @@ def BatchNorm(
         "beta": beta,
         "moving_mean": moving_mean,
         "moving_var": moving_var,
+        "addend": addend,
     }
     inputs = {key: value for key, value in given.items() if value is not None}
     for key, value in inputs.items():
@@ -79,6 +84,7 @@ def BatchNorm(
             )
     name = _current(mx.name.NameManager).get(name, "batchnorm")
     name_positional(positional, attributes)
+    settle_fused(addend, attributes)
     notes = _current(mx.AttrScope).get(attr)
     if gamma is None and is_true(attributes.get("fix_gamma", True)):
         # With the node's notes, as MXNet makes the other variables.

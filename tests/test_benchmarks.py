@@ -65,7 +65,17 @@ def test_every_work_has_every_number(results):
     assert seen == {(g, w, t) for g in groups for w in WORKS for t in (1, 2)}
 
 
-@pytest.mark.parametrize(("name", "works"), [("calls", 2), ("networks", 3)])
+def test_what_is_fused_has_every_number(results):
+    works = WORKS - {"moving backward"}
+    assert len(results["fused"]) == 3 * len(works) * 2
+    for row in results["fused"]:
+        assert {"mxbn", "mxbn unfused", "built-in", "copy"} <= set(row["peers"])
+        assert row["work"] in works
+        assert_positive(row["ratios"].values())
+        assert_positive(peer["gb_per_s"] for peer in row["peers"].values())
+
+
+@pytest.mark.parametrize(("name", "works"), [("calls", 2), ("networks", 5)])
 def test_calls_and_networks_have_every_number(results, name, works):
     assert len(results[name]) == 2 * works
     for row in results[name]:
@@ -82,7 +92,7 @@ def test_table_is_printed_and_has_every_row(process, results, folder):
     for lines in tables:
         for line in lines:
             assert line.count("|") == lines[0].count("|")
-    rows = sum(len(results[name]) for name in ("operators", "calls", "networks"))
+    rows = sum(len(results[name]) for name in ("operators", "fused", "calls", "networks"))
     assert sum(len(lines) - 2 for lines in tables) == rows
     for column in ("mxbn ms", "mxbn GB/s", "copy GB/s", "÷ copy", "÷ built-in"):
         assert f"| {column} |" in text

@@ -9,6 +9,7 @@ import pytest
 from cuda import build, passes
 from helpers import DTYPES, MODES, check, draw, right, run_script, same_bits
 from hypothesis import HealthCheck, given, settings
+from test_fused import KINDS, check_fused, draw_fused
 from test_operator import (
     CHANNELS,
     OUTPUT_UNITS,
@@ -282,6 +283,70 @@ def test_every_result_honours_its_own_request(run, dtype, shape, mode, request_)
             added = 2.0 if requests[key] == "add" else 0.0
             # Gradients are differences of terms that may be larger than they are.
             check(got, value + added, 6, 4 + np.abs(value).max(), key)
+
+
+@pytest.fixture
+def run_fused(run):
+    """Run a drawing with what is fused, and compare everything."""
+
+    def run_fused(d, kind, is_train=True, requests=None, fill=0.0, **options):
+        act_type, with_addend = KINDS[kind]
+        a = run(d, is_train, requests, fill, act_type=act_type, with_addend=with_addend, **options)
+        attributes = {k: v for k, v in options.items() if k not in ("offset", "in_place", "seed")}
+        if act_type is None:  # the head gradient itself
+            a.addend.grad = d.dy.astype(d.dtype)
+            requests = {**(requests or {}), "addend": "write"}
+        check_fused(d, kind, a, is_train, requests, fill, **attributes)
+        return a
+
+    return run_fused
+
+
+@DTYPE
+@MODE
+@FORM
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_what_is_fused(run_fused, dtype, mode, shape, kind, offset):
+    d = draw_fused(shape, dtype=dtype, seed=27)
+    is_train, flags = flags_of(mode)
+    options = {"fix_gamma": False, "eps": 1e-2, "momentum": 0.75, "offset": offset, **flags}
+    run_fused(d, kind, is_train, in_place=offset == 1, **options)
+
+
+@DTYPE
+@FORM
+@pytest.mark.parametrize("is_train", [True, False])
+@pytest.mark.parametrize("of_data", ["write", "add", "null"])
+@pytest.mark.parametrize("of_addend", ["write", "add", "null"])
+def test_requests_of_what_is_fused(run_fused, dtype, shape, is_train, of_data, of_addend):
+    d = draw_fused(shape, dtype=dtype, seed=28)
+    requests = {"x": of_data, "gamma": of_addend, "beta": of_data, "addend": of_addend}
+    run_fused(d, "add_relu", is_train, requests, 2.0, fix_gamma=False)
+
+
+@pytest.mark.parametrize("shape", [(30000, 3), (2, 1, 20000), (9, 13, 17, 12), (600, 2, 36)])
+def test_large_tensors_and_the_same_bits_of_what_is_fused(run_fused, shape):
+    d = draw_fused(shape, dtype="float32", seed=29)
+    first = run_fused(d, "add_relu", fix_gamma=False)
+    again = run_fused(d, "add_relu", fix_gamma=False, seed=5)
+    assert same_bits(first.x.grad, again.x.grad)
+    assert same_bits(first.gamma.grad, again.gamma.grad)
+
+
+@FORM
+def test_a_nan_and_infinite_sums_of_what_is_fused(run, shape):
+    d = draw_fused(shape, seed=30)
+    d.addend[1, 1, 2] = np.nan
+    options = {"act_type": "relu", "with_addend": True, "fix_gamma": False}
+    a = run(d, False, **options)
+    assert np.isnan(a.y).sum() == np.isnan(a.addend.grad).sum() == np.isnan(a.x.grad).sum() == 1
+    d.addend[...] = np.where(d.dy > 0, 100.0, -100.0)  # the sums are over what is let through
+    d.dy = np.sign(d.dy) * 3e38
+    a = run(d, True, **{**options, "fix_gamma": True})
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(a.beta.grad, np.full(3, np.inf, "float32"))
+    np.testing.assert_array_equal(a.addend.grad, np.maximum(d.dy, 0).astype("float32"))
 
 
 @DTYPE

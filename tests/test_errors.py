@@ -214,7 +214,7 @@ def test_attribute(name, value, expected):
 
 
 def test_unknown_attribute():
-    message = "unknown attribute 'epsilon', expected axis, cudnn_off, eps, ..."
+    message = "unknown attribute 'epsilon', expected act_type, axis, cudnn_off, eps, ..."
     check_nd(message, {"epsilon": 1e-5})
     refuses(ValueError, message, mxbn.sym.BatchNorm, mx.sym.var("data"), epsilon=1e-5)
 
@@ -536,7 +536,7 @@ def test_json_without_the_package(tmp_path):
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"epsilon": "1"}, "unknown attribute 'epsilon', expected axis, ..."),
+        ({"epsilon": "1"}, "unknown attribute 'epsilon', expected act_type, ..."),
         ({"eps": "-1"}, "eps is '-1', expected a finite number >= 0"),
         ({"axis": "one"}, "axis is 'one', expected the number of a dimension of data"),
         (

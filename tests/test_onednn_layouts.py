@@ -91,6 +91,38 @@ def test_between_convolutions(rank, channels, is_train, fix_gamma, layout):
     check_all(found, d, is_train, fix_gamma=fix_gamma)
 
 
+@pytest.mark.parametrize("rank", [3, 4])
+@pytest.mark.parametrize("channels", [8, 16, 48])
+@pytest.mark.parametrize("is_train", [True, False])
+@pytest.mark.parametrize("addend", [None, "convolved", "plain"])
+def test_a_relu_and_an_addend_between_convolutions(rank, channels, is_train, addend):
+    hidden, d = convolved(channels, rank)
+    other = nd(d.dy)
+    if addend == "convolved":
+        with mx.autograd.train_mode():
+            other = passed_on(other)
+    other_values = other.copy()
+    results = []
+    for x, plus in ((hidden, other), (nd(d.x), other_values)):
+        a = parameters(d)
+        x.attach_grad()
+        plus.attach_grad()
+        with passes(2) if x is hidden and addend != "plain" else passes(0, 1):
+            with mx.autograd.record(train_mode=is_train):
+                y = mxbn.nd.BatchNorm(
+                    x, *a.values(), fix_gamma=False, act_type="relu",
+                    addend=None if addend is None else plus,
+                )  # fmt: skip
+                out = passed_on(y)
+            out.backward(nd(d.dy))
+            mx.nd.waitall()
+        results.append([out, x.grad, a["gamma"].grad, a["beta"].grad, plus.grad, a["moving_var"]])
+    assert (results[0][0].asnumpy() == 0).mean() > 0.2
+    for got, want in zip(*results):
+        want = want.asnumpy().astype("float64")
+        check(got, want, 8, np.abs(want).max() + (np.abs(d.dy).sum() if want.ndim == 1 else 1))
+
+
 @pytest.mark.parametrize("channels", [1, 3, 12, 20])
 def test_channels_that_blocks_do_not_divide(channels):
     """oneDNN pads the last block, or stays with the plain layout: either is converted."""

@@ -52,6 +52,16 @@ def use(shape=(6, 5, 4, 3), axis=1, dtype="float32", units=16):
             check(dbeta, want.dbeta, units, scale, what=f"{how} {mode} dbeta")
             check(all.moving_mean, want.moving_mean, units, what=f"{how} {mode} moving_mean")
             check(all.moving_var, want.moving_var, units, what=f"{how} {mode} moving_var")
+        e, addend = arrays(d), nd(d.dy, dtype)
+        addend.attach_grad()
+        with mx.autograd.record(train_mode=train):
+            output = call(d, e, act_type="relu", addend=addend, **flags)
+        output.backward(e.dy)
+        check(output, np.maximum(want.output + d.dy, 0), units, what=f"fused {mode} output")
+        g = reference.let_through(d.dy, output.asnumpy())
+        check(addend.grad, g, 0, what=f"fused {mode} gradient of addend")
+        dx = right(d, train, dy=g, **flags).dx
+        check(e.x.grad, dx, units, what=f"fused {mode} dx")
 """
 
 
@@ -184,6 +194,11 @@ for shape, axis in (
                 output, mean, inv_std, a.x.grad, a.gamma.grad, a.beta.grad, a.moving_mean,
                 a.moving_var,
             ):
+                hash.update(value.asnumpy().tobytes())
+            with mx.autograd.record(train_mode=train):
+                output = call(d, a, fix_gamma=False, act_type="relu", addend=a.dy)
+            output.backward(a.dy)
+            for value in (output, a.x.grad, a.gamma.grad, a.beta.grad):
                 hash.update(value.asnumpy().tobytes())
             print("hash", shape, axis, dtype, train, hash.hexdigest())
 print("done")

@@ -47,6 +47,42 @@ def test_gradients_are_the_central_differences(mode, fix_gamma, shape, axis):
 
 
 @MODE
+@pytest.mark.parametrize("act_type", [None, "relu"])
+def test_gradients_of_what_is_fused_are_the_central_differences(mode, act_type):
+    d = draw((4, 3, 2), 1, "float64", seed=6)
+    addend = draw((4, 3, 2), seed=7).x
+    options = {"eps": 1e-2, "fix_gamma": False, **keywords(mode)}
+
+    def forward():
+        return reference.forward(
+            d.x, d.gamma, d.beta, d.moving_mean, d.moving_var, addend=addend, act_type=act_type,
+            **options,
+        )  # fmt: skip
+
+    def loss():
+        return float((forward().output * d.dy).sum())
+
+    kept = forward()
+    assert (kept.output == 0).any() == (act_type == "relu")
+    gradients = reference.backward(d.dy, d.x, d.gamma, kept, fix_gamma=False, act_type=act_type)
+    of_addend = reference.let_through(d.dy, kept.output) if act_type else d.dy
+    variables = d.x, d.gamma, d.beta, addend
+    for gradient, variable in zip((*gradients, of_addend), variables):
+        np.testing.assert_allclose(gradient, central_difference(loss, variable), 1e-6, 1e-7)
+
+
+def test_a_nan_stays_behind_a_relu():
+    d = draw((4, 3), seed=8)
+    d.x[1, 2] = np.nan
+    kept = reference.forward(
+        d.x, d.gamma, d.beta, d.moving_mean, d.moving_var, is_train=False, act_type="relu"
+    )
+    assert np.isnan(kept.output).sum() == 1
+    assert np.isnan(reference.let_through(d.dy, kept.output)[1, 2])
+    assert (reference.let_through(d.dy, kept.output)[kept.output == 0] == 0).all()
+
+
+@MODE
 def test_the_mode_table(mode):
     d = draw((4, 3), dtype="float64", seed=2)
     flags = keywords(mode)

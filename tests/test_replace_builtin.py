@@ -18,6 +18,7 @@ PLACES = [
     (mx.sym.op, "BatchNorm", mxbn.sym.BatchNorm),
     (mx.symbol, "BatchNorm", mxbn.sym.BatchNorm),
     (mx.gluon.nn, "BatchNorm", mxbn.gluon.BatchNorm),
+    (mx.gluon.nn, "BatchNormReLU", mxbn.gluon.BatchNormReLU),
     (mx.npx, "batch_norm", mxbn.nd.BatchNorm),
     (mx.nd.npx, "batch_norm", mxbn.nd.BatchNorm),  # F.npx of a hybrid block
     (mx.sym.npx, "batch_norm", mxbn.sym.BatchNorm),

@@ -10,7 +10,7 @@ import mxnet as mx
 
 from .files import atomic, refuse_existing
 from .graph import Graph, Node
-from .operators import OPERATORS
+from .operators import INPUTS, OPERATORS
 from .params_file import last_line, load_arrays, save_arrays
 from .symbol_file import load_symbol, roles
 
@@ -152,7 +152,7 @@ def _check_layers(nodes: list[Node], arrays: dict[str, Any]) -> None:
     """Check BatchNorms: the built-in one reads and writes beyond arrays that are too short."""
     for node in nodes:
         if node.op in OPERATORS:
-            variables = [entry.node.name for entry in node.inputs[1:]]
+            variables = [entry.node.name for entry in node.inputs[1 : len(INPUTS)]]
             shapes = {name: arrays[name].shape for name in variables if name in arrays}
             if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
                 listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())

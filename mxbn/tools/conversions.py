@@ -112,6 +112,8 @@ def _remarks(layer: Layer, attributes: dict[str, Any], to: str) -> Iterator[str]
         yield "the stored gamma is not 1 and, under fix_gamma, unused" + (
             "" if to == "mxbn" else ": the built-in operator will overwrite it with 1"
         )
+    if to == "builtin" and layer.attributes.is_fused:
+        yield "what was fused into it, an addend or a ReLU, has nodes of its own again"
     if to == "builtin" and layer.attributes.eps == 0:
         yield "eps is 0: a channel of equal values gives NaN or infinity"
     if to == "mxbn" and is_true(attributes.get("cudnn_off")):

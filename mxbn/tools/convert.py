@@ -12,6 +12,7 @@ from ..gluon import BatchNorm, _MovingStatistic, clear_graphs
 from .checkpoint import Checkpoint
 from .compare import compare, complete, outputs_of_block, outputs_of_symbol, rounding
 from .conversions import ALREADY, OPERATORS, Change, change_of, understood
+from .fused import expand
 from .graph import Entry, Graph, Node
 from .layers import Layer, as_checkpoint, layers_of_graph, parts_of_block
 
@@ -140,7 +141,8 @@ def _convert_symbol(model: Checkpoint, to: str, data: Any, tolerance: float | No
     names = [f"layer {name}" for _, name in watched]
     names += [f"output {name}" for name in model.symbol.list_outputs()]
     symbol = wide.to_symbol()
-    _convert_nodes(plan)
+    _convert_nodes(wide, plan)
+    graph.heads = wide.heads[len(watched) :]
     result = Conversion(graph.to_symbol(), to, changes, None, None)
     if not result.converted:
         return result._replace(unchecked=NOTHING)
@@ -200,11 +202,13 @@ def _fused(graph: Graph, within: str = "") -> Iterator[tuple[int, str]]:
             yield from _fused(subgraph, within or inner)
 
 
-def _convert_nodes(plan: Sequence[tuple[Node, Change]]) -> None:
+def _convert_nodes(graph: Graph, plan: Sequence[tuple[Node, Change]]) -> None:
+    part_of = {id(node): part for part, node in graph.walk()}
     for node, change in plan:
         if change.to:
-            node.attrs = understood(node.op, node.attrs)
-            node.op = change.to
+            norm = expand(part_of[id(node)], node)
+            norm.attrs = understood(norm.op, norm.attrs)
+            norm.op = change.to
 
 
 def _plan_block(block: mx.gluon.Block, to: str) -> tuple[list[Change], list[_Edit]]:
@@ -218,7 +222,7 @@ def _plan_block(block: mx.gluon.Block, to: str) -> tuple[list[Change], list[_Edi
             plan = _plan(graph, layers, to)
             changes += [change for _, change in plan]
             if any(change.to for _, change in plan):
-                _convert_nodes(plan)
+                _convert_nodes(graph, plan)
                 inputs, _ = part._cached_graph
                 edits.append(_Edit(part, "_cached_graph", (inputs, graph.to_symbol())))
             continue

@@ -10,6 +10,7 @@ import numpy as np
 from . import fold_rest
 from .checkpoint import Checkpoint
 from .fold_check import shapes_and_types
+from .fused import expand
 from .graph import VARIABLE, Entry, Graph, Node
 from .layers import INPUTS, MXBN, OPERATORS, Attributes
 
@@ -62,6 +63,9 @@ class Folding:
 
     def __init__(self, checkpoint: Checkpoint, inputs: dict[str, Array]) -> None:
         self.graph = Graph.from_symbol(checkpoint.symbol)
+        for part, node in list(self.graph.walk()):
+            if node.op == MXBN:
+                expand(part, node)
         self.units: dict[str, float] = {}
         self._arrays = {**checkpoint.arg_params, **checkpoint.aux_params}
         self._changed: dict[str, tuple[Array, Any]] = {}  # float64, and an array of their type

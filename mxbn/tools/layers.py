@@ -26,12 +26,24 @@ class Attributes(NamedTuple):
     use_batch_stats: bool = False
     axis: int = 1
     step_global_stats: bool = False
+    act_type: str = "None"
+    with_addend: bool = False
+
+    @property
+    def is_relu(self) -> bool:
+        """Whether a ReLU is fused into the layer."""
+        return self.act_type == "relu"
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether anything is."""
+        return self.is_relu or self.with_addend
 
     @staticmethod
     def parse(texts: dict[str, Any]) -> Attributes:
         """Read a node's attributes, or a Gluon layer's."""
         kinds = {name: type(value) for name, value in Attributes()._asdict().items()}
-        found = {
+        found: dict[str, Any] = {
             name: is_true(texts[name]) if kind is bool else kind(texts[name])
             for name, kind in kinds.items()
             if name in texts
@@ -97,10 +109,7 @@ def as_checkpoint(model: Any, inputs: Sequence[str] = ("data",)) -> Checkpoint:
     if isinstance(model, mx.mod.Module):
         return _checkpoint_of_module(model)
     if isinstance(model, mx.gluon.HybridBlock):
-        variables = [mx.sym.var(name) for name in inputs]
-        if mx.util.is_np_array():
-            variables = [each.as_np_ndarray() for each in variables]
-        symbol = model(*variables)
+        _, symbol = trace(model, inputs)
         if isinstance(symbol, (list, tuple)):
             symbol = mx.sym.Group(list(symbol))
         mx.nd.waitall()
@@ -117,6 +126,14 @@ def as_checkpoint(model: Any, inputs: Sequence[str] = ("data",)) -> Checkpoint:
         f"mxbn: a model of type {type(model).__name__} was given, expected a Checkpoint, a tuple "
         "(Symbol, arg_params, aux_params), a Module or a HybridBlock"
     )
+
+
+def trace(block: mx.gluon.HybridBlock, inputs: Sequence[str]) -> tuple[list[Any], Any]:
+    """Return variables with these names, and what a block makes of them."""
+    variables = [mx.sym.var(name) for name in inputs]
+    if mx.util.is_np_array():
+        variables = [each.as_np_ndarray() for each in variables]
+    return variables, block(*variables)
 
 
 def layers_of_graph(
@@ -219,7 +236,7 @@ def _layer_of_block(block: Any) -> Layer:
     return Layer(
         block.name,
         _operator_of(block),
-        Attributes.parse(block._kwargs),
+        Attributes.parse({**block._kwargs, **getattr(block, "_fused", {})}),
         {role: p.name for role, p in parameters.items()},
         {role: value for role, value in arrays.items() if value is not None},
         block,

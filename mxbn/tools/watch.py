@@ -195,10 +195,11 @@ def _forward_of_layer(layer: Layer, pools: dict[int, Pool], recorder: Recorder) 
     block, attributes = layer.source, recorder.attributes(layer)
     parameters = (block.gamma, block.beta, block.running_mean, block.running_var)
 
-    def forward(data: Array) -> Array:
+    def forward(data: Array, *addend: Array) -> Array:
         if id(block) in pools:
             recorder.add(pools[id(block)], data, layer.attributes.axis)
-        output = nd.BatchNorm(data, *(p.data(data.ctx) for p in parameters), **attributes)
+        inputs = (data, *(p.data(data.ctx) for p in parameters))
+        output = nd.BatchNorm(*inputs, addend=addend[0] if addend else None, **attributes)
         # In NumPy mode MXNet's layer leaves the ReLU out.
         is_relu = layer.op == _RELU and not isinstance(data, mx.np.ndarray)
         return output.relu() if is_relu else output
@@ -213,7 +214,7 @@ def _forward_of_imported(block: mx.gluon.SymbolBlock, run: _WatchedGraph) -> Any
     def forward(*inputs: Any) -> Any:
         given = [each for each in _flatten(inputs, "input")[0] if each is not None]
         arrays = {p.name: p.data(given[0].ctx) for p in parameters}
-        return _regroup(run({**arrays, **dict(zip(names, given))}), block._out_format)[0]
+        return _regroup(run({**arrays, **dict(zip(names, given))}), block._out_format)
 
     return forward
 

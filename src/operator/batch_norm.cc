@@ -21,12 +21,12 @@ using WorkspaceRequest = std::vector<mxnet::ResourceRequest>(const nnvm::NodeAtt
 constexpr char kForwardName[] = "mxbn_BatchNorm";
 constexpr char kBackwardName[] = "_backward_mxbn_BatchNorm";
 
-nnvm::Op& NewOp(const char* name) {
+nnvm::Op& NewOp(const char* name, StorageInference infer_storage) {
   return dmlc::Registry<nnvm::Op>::Get()
       ->__REGISTER__(name)
       .set_attr_parser(abi::Callable<void(nnvm::NodeAttrs*)>::Wrap(ParseAttributes))
       .set_attr<mxnet::FInferStorageType>("FInferStorageType",
-                                          abi::Callable<StorageInference>::Wrap(InferStorageType))
+                                          abi::Callable<StorageInference>::Wrap(infer_storage))
       .set_attr<mxnet::FResourceRequestEx>("FResourceRequestEx",
                                            abi::Callable<WorkspaceRequest>::Wrap(Workspace));
 }
@@ -35,20 +35,26 @@ std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
                                        const std::vector<nnvm::NodeEntry>& head_gradients) {
   PrepareIfMirror(node);
   const std::vector<nnvm::NodeEntry>& inputs = abi::Get(node.get()).inputs;
-  CheckInputs(inputs.size());
-  std::vector<nnvm::NodeEntry> gradients = abi::MakeGradientNode(
-      kBackwardName, node,
-      {head_gradients[kOutput], nnvm::NodeEntry{node, kSaved, 0}, inputs[kData], inputs[kGamma]});
+  const NodeParam& param = Param(node->attrs);
+  CheckInputs(node->attrs, inputs.size());
+  std::vector<nnvm::NodeEntry> backward_inputs = {
+      head_gradients[kOutput], nnvm::NodeEntry{node, kSaved, 0}, inputs[kData], inputs[kGamma]};
+  if (param.relu) backward_inputs.push_back(nnvm::NodeEntry{node, kOutput, 0});
+  std::vector<nnvm::NodeEntry> gradients =
+      abi::MakeGradientNode(kBackwardName, node, backward_inputs);
   const nnvm::ObjectPtr none = abi::MakeNoGradientNode();
-  gradients.emplace_back(none, 0, 0);
-  gradients.emplace_back(none, 0, 0);
+  gradients.insert(gradients.begin() + kAddendGradient, 2, nnvm::NodeEntry{none, 0, 0});
+  if (param.with_addend && !param.relu) {
+    const std::string name = abi::Get(node.get()).attrs.name + "_addend_backward";
+    gradients.emplace_back(abi::MakeIdentityNode(name, head_gradients[kOutput]), 0, 0);
+  }
   return gradients;
 }
 
 void RegisterBackward() {
-  NewOp(kBackwardName)
-      .set_num_inputs(kBackwardInputs)
-      .set_num_outputs(kGradients)
+  NewOp(kBackwardName, InferBackwardStorageType)
+      .set_num_inputs(NumBackwardInputs)
+      .set_num_outputs(NumGradients)
       .set_attr<nnvm::TIsBackward>("TIsBackward", true)
       .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", BackwardCompute)
@@ -63,18 +69,19 @@ void RegisterForward() {
   const auto initial_values =
       nnvm::Op::GetAttr<nnvm::FSetInputVarAttrOnCompose>("FSetInputVarAttrOnCompose")
           .get(nnvm::Op::Get("BatchNorm"), nullptr);
-  NewOp(kForwardName)
+  NewOp(kForwardName, InferStorageType)
       .describe(
           "Batch normalization with the statistics of the batch or the moving averages, as "
           "is_train,\n"
           "use_global_stats and use_batch_stats say; the gradient is that of the forward that "
           "ran.\n"
           "See mxbn.nd.BatchNorm.")
-      .set_num_inputs(kInputs)
+      .set_num_inputs(NumInputs)
       .set_num_outputs(kOutputs)
-      .set_attr<nnvm::FListInputNames>(
-          "FListInputNames",
-          [](const nnvm::NodeAttrs&) { return Names(kInputNames, kInputNames + kInputs); })
+      .set_attr<nnvm::FListInputNames>("FListInputNames",
+                                       [](const nnvm::NodeAttrs& attrs) {
+                                         return Names(kInputNames, kInputNames + NumInputs(attrs));
+                                       })
       .set_attr<nnvm::FListOutputNames>(
           "FListOutputNames",
           [](const nnvm::NodeAttrs&) { return Names{"output", "mean", "var", "saved"}; })
@@ -98,6 +105,7 @@ void RegisterForward() {
       .add_argument("beta", "NDArray-or-Symbol", "Shift, (channels,).")
       .add_argument("moving_mean", "NDArray-or-Symbol", "Moving mean, (channels,).")
       .add_argument("moving_var", "NDArray-or-Symbol", "Moving biased variance, (channels,).")
+      .add_argument("addend", "NDArray-or-Symbol", "With with_addend: added, shape of data.")
       .add_argument("eps", "double, optional, default=0.001", "Added to the variance.")
       .add_argument("momentum", "double, optional, default=0.9",
                     "moving = momentum * moving + (1 - momentum) * batch.")
@@ -111,6 +119,10 @@ void RegisterForward() {
       .add_argument("output_mean_var", "boolean, optional, default=0",
                     "Also return the mean and 1/sqrt(var + eps) that were used.")
       .add_argument("axis", "int, optional, default='1'", "The axis of the channels.")
+      .add_argument("act_type", "{None, 'relu'}, optional, default='None'",
+                    "Applied last: a ReLU, or nothing.")
+      .add_argument("with_addend", "boolean, optional, default=0",
+                    "Whether there is an input addend, which is added before act_type.")
       .add_argument("cudnn_off", "boolean, optional, default=0", "Accepted and ignored.");
 }
 

@@ -18,6 +18,9 @@ struct BatchNormParam {
   bool use_batch_stats = false;
   bool step_global_stats = false;
   bool output_mean_var = false;
+  // What is fused into the same pass: y = act(normalized + addend).
+  bool relu = false;         // act_type
+  bool with_addend = false;  // there is one more input
 
   // The table of modes: whose statistics a forward uses ...
   bool UsesBatch(bool is_train) const { return use_batch_stats || (is_train && !use_global_stats); }
@@ -82,6 +85,8 @@ struct ForwardArguments {
   const T* x;
   const P* gamma;  // null: 1
   const P* beta;
+  const T* addend;  // null: nothing is added
+  bool relu;
   P* moving_mean;
   P* moving_var;
   Result<T> y;
@@ -96,9 +101,11 @@ struct BackwardArguments {
   bool use_batch;  // as the forward ran
   const T* dy;
   const T* x;
+  const T* y;      // the output, if a ReLU gave it, which lets dy through where y is positive
   const P* gamma;  // null: 1, and its gradient is 0
   Saved saved;
   Result<T> dx;
+  Result<T> daddend;  // what is let through; asked for with y only
   Result<P> dgamma, dbeta;
 };
 

@@ -61,6 +61,8 @@ void Forward(const NodeParam& param, bool is_train, const View& view, const Blob
   a.x = Pointer<T>(in[kData]);
   a.gamma = param.fix_gamma ? nullptr : Pointer<P>(in[kGamma]);
   a.beta = Pointer<P>(in[kBeta]);
+  a.addend = param.with_addend ? Pointer<T>(in[kAddend]) : nullptr;
+  a.relu = param.relu;
   a.moving_mean = Pointer<P>(in[kMovingMean]);
   a.moving_var = Pointer<P>(in[kMovingVar]);
   a.y = ResultFor<T>(out[kOutput], request[kOutput]);
@@ -90,10 +92,14 @@ void Backward(const NodeParam& param, const View& view, const Blobs& in, const R
   a.use_batch = saved[2 * a.view.channels] != 0;
   a.dy = Pointer<T>(in[kHeadGradient]);
   a.x = Pointer<T>(in[kDataInput]);
+  a.y = param.relu ? Pointer<T>(in[kOutputInput]) : nullptr;
   a.gamma = param.fix_gamma ? nullptr : Pointer<P>(in[kGammaInput]);
   a.dx = ResultFor<T>(out[kDataGradient], request[kDataGradient]);
   a.dgamma = ResultFor<P>(out[kGammaGradient], request[kGammaGradient]);
   a.dbeta = ResultFor<P>(out[kBetaGradient], request[kBetaGradient]);
+  if (out.size() > kAddendGradient) {
+    a.daddend = ResultFor<T>(out[kAddendGradient], request[kAddendGradient]);
+  }
   BackwardCpu(a);
 }
 
@@ -144,8 +150,8 @@ bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in) {
   // Shape inference takes a shape of (0,) for an unknown one, so it is refused here.
   const TShape& data = in[kData].shape_;
   const TShape expected(1, data[Axis(param, data)]);
-  for (int i = kGamma; i < kInputs; ++i) {
-    if (in[i].shape_ != expected) FailShape(param, i, in[i].shape_, data);
+  for (size_t i = kGamma; i < in.size(); ++i) {
+    if (i != kAddend && in[i].shape_ != expected) FailShape(param, i, in[i].shape_, data);
     CheckDevice(kInputNames[i], in[i], in[kData]);
   }
   if (param.is_mirror) return param.modes->Get(in[kMovingMean].dptr_);

@@ -40,6 +40,12 @@ class TermTable {
   std::vector<C> values_;
 };
 
+// A pointer moved on, if there is one.
+template <typename T>
+const T* At(const T* tensor, int64_t offset) {
+  return tensor != nullptr ? tensor + offset : nullptr;
+}
+
 template <typename T>
 void Put(const Result<T>& result, int64_t i, double value) {
   if (result.data == nullptr) return;
@@ -82,10 +88,10 @@ class ForwardPass {
   void Start(int64_t c) {
     const View& view = a_.view;
     const int64_t count = std::min<int64_t>(view.PerChannel(), 8);
-    const double first = At(0, c, 0);
+    const double first = Value(0, c, 0);
     double shift = 0;
     for (int64_t o = 0, i = 0, value = 0; value < count; ++value) {
-      shift += At(o, c, i) - first;
+      shift += Value(o, c, i) - first;
       if (++i == view.inner) ++o, i = 0;
     }
     centre_[c] = first + shift / static_cast<double>(count);
@@ -122,12 +128,13 @@ class ForwardPass {
 
   void Apply(Layout layout, const Slab& slab, int64_t offset, const C* terms,
              int64_t terms_stride) const {
-    kernels_.forward[layout](slab, a_.x + offset, terms, terms_stride, a_.y.data + offset,
+    const ForwardInputs<T> in{a_.x + offset, At(a_.addend, offset), a_.relu};
+    kernels_.forward[layout](slab, in, terms, terms_stride, a_.y.data + offset,
                              HowToWrite(a_.y, a_.view, reduces()));
   }
 
  private:
-  double At(int64_t o, int64_t c, int64_t i) const {
+  double Value(int64_t o, int64_t c, int64_t i) const {
     return static_cast<double>(kernels_.to_compute(a_.x[a_.view.Index(o, c, i)]));
   }
 
@@ -153,6 +160,7 @@ class ForwardPass {
 //   dbeta = sum dy, dgamma = sum dy * xh
 //   batch statistics:  dx = gamma * inv_std * (dy - dbeta / n - xh * dgamma / n)
 //   moving statistics: dx = gamma * inv_std * dy
+// Where a ReLU follows, what it lets through takes the place of dy, and is daddend.
 template <typename T>
 class BackwardPass {
  public:
@@ -164,18 +172,18 @@ class BackwardPass {
 
   bool reduces() const {
     const bool wanted = (a_.dgamma.data != nullptr && a_.gamma != nullptr) ||
-                        a_.dbeta.data != nullptr || (a_.use_batch && applies());
+                        a_.dbeta.data != nullptr || (a_.use_batch && a_.dx.data != nullptr);
     return wanted && a_.view.PerChannel() > 0;
   }
-  bool applies() const { return a_.dx.data != nullptr; }
+  bool applies() const { return a_.dx.data != nullptr || a_.daddend.data != nullptr; }
   void Start(int64_t) {}
   const double* centre() const { return a_.saved.mean; }
   const C* terms() const { return terms_.data(); }
 
   void Reduce(Layout layout, const Slab& slab, int64_t offset, const double* centre, double* sums,
               int64_t sums_stride) const {
-    kernels_.backward_reduce[layout](slab, a_.x + offset, a_.dy + offset, centre, sums,
-                                     sums_stride);
+    const BackwardInputs<T> in{a_.x + offset, a_.dy + offset, At(a_.y, offset)};
+    kernels_.backward_reduce[layout](slab, in, centre, sums, sums_stride);
   }
 
   // sums: of dy and of dy * (x - m); null where nothing is to be summed.
@@ -196,8 +204,15 @@ class BackwardPass {
   void Apply(Layout layout, const Slab& slab, int64_t offset, const C* terms,
              int64_t terms_stride) const {
     const T* x = a_.use_batch ? a_.x + offset : nullptr;
-    kernels_.backward[layout](slab, x, a_.dy + offset, terms, terms_stride, a_.dx.data + offset,
-                              HowToWrite(a_.dx, a_.view, reduces()));
+    const BackwardInputs<T> in{x, a_.dy + offset, At(a_.y, offset)};
+    if (a_.daddend.data != nullptr) {  // before dx, which may be dy
+      kernels_.mask[layout](slab, in, a_.daddend.data + offset,
+                            HowToWrite(a_.daddend, a_.view, reduces()));
+    }
+    if (a_.dx.data != nullptr) {
+      kernels_.backward[layout](slab, in, terms, terms_stride, a_.dx.data + offset,
+                                HowToWrite(a_.dx, a_.view, reduces()));
+    }
   }
 
  private:

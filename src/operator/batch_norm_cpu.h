@@ -6,11 +6,12 @@
 
 namespace mxbn {
 
-// y = (x - m) / sqrt(v + eps) * gamma + beta, and the step of the moving statistics. y may be x.
+// y = relu((x - m) / sqrt(v + eps) * gamma + beta + addend), the last two if they are asked for,
+// and the step of the moving statistics. y may be x or addend.
 template <typename T>
 void ForwardCpu(const ForwardArguments<T>& arguments);
 
-// The gradients of that forward, from what it saved. dx may be dy.
+// The gradients of that forward, from what it saved. dx or daddend may be dy.
 template <typename T>
 void BackwardCpu(const BackwardArguments<T>& arguments);
 

@@ -16,6 +16,18 @@ inline double Sum(const Doubles& v) {
   return sum;
 }
 
+// The ReLU, and what it lets through of a gradient; of vectors or single values. Both keep a NaN.
+template <typename V>
+inline V Relu(V z) {
+  const V zero = {};
+  return z <= zero ? zero : z;
+}
+template <typename V>
+inline V LetThrough(V dy, V y) {
+  const V zero = {};
+  return y > zero ? dy : y * zero;
+}
+
 // The two sums that Statistics and BackwardReduce are made of, for a vector or a single value.
 template <typename T>
 struct StatisticsTerm {
@@ -32,22 +44,23 @@ struct StatisticsTerm {
   }
 };
 
-template <typename T>
+template <typename T, bool relu>
 struct BackwardTermSum {
   using Stored = T;
-  const T* x;
-  const T* dy;
+  BackwardInputs<T> in;
 
   void Prefetch(int64_t i) const {
-    __builtin_prefetch(x + i);
-    __builtin_prefetch(dy + i);
+    __builtin_prefetch(in.x + i);
+    __builtin_prefetch(in.dy + i);
+    if (relu) __builtin_prefetch(in.y + i);
   }
 
   template <typename V, typename LoadAs>
   void Add(int64_t i, V centre, LoadAs load, V* first, V* second) const {
-    const V g = load(dy + i);
+    const V dy = load(in.dy + i);
+    const V g = relu ? LetThrough(dy, load(in.y + i)) : dy;
     *first += g;
-    *second += g * (load(x + i) - centre);
+    *second += g * (load(in.x + i) - centre);
   }
 };
 
@@ -135,10 +148,9 @@ void ReduceColumns(const Slab& slab, const Term term, const double* centre, doub
   }
 }
 
-template <typename T, Layout layout>
-void Statistics(const Slab& slab, const T* x, const double* centre, double* sums,
-                int64_t sums_stride) {
-  const StatisticsTerm<T> term{x};
+template <Layout layout, typename Term>
+void Reduce(const Slab& slab, const Term term, const double* centre, double* sums,
+            int64_t sums_stride) {
   if (layout == kOneChannel) {
     ReduceChannel(slab, term, *centre, sums, sums_stride);
   } else {
@@ -147,13 +159,18 @@ void Statistics(const Slab& slab, const T* x, const double* centre, double* sums
 }
 
 template <typename T, Layout layout>
-void BackwardReduce(const Slab& slab, const T* x, const T* dy, const double* centre, double* sums,
-                    int64_t sums_stride) {
-  const BackwardTermSum<T> term{x, dy};
-  if (layout == kOneChannel) {
-    ReduceChannel(slab, term, *centre, sums, sums_stride);
+void Statistics(const Slab& slab, const T* x, const double* centre, double* sums,
+                int64_t sums_stride) {
+  Reduce<layout>(slab, StatisticsTerm<T>{x}, centre, sums, sums_stride);
+}
+
+template <typename T, Layout layout>
+void BackwardReduce(const Slab& slab, const BackwardInputs<T>& in, const double* centre,
+                    double* sums, int64_t sums_stride) {
+  if (in.y != nullptr) {
+    Reduce<layout>(slab, BackwardTermSum<T, true>{in}, centre, sums, sums_stride);
   } else {
-    ReduceColumns(slab, term, centre, sums, sums_stride);
+    Reduce<layout>(slab, BackwardTermSum<T, false>{in}, centre, sums, sums_stride);
   }
 }
 
@@ -201,7 +218,7 @@ struct Terms {
 };
 
 // What Elementwise computes, for a vector of values or a single one, with the terms of a column.
-template <typename V>
+template <typename V, bool add, bool relu>
 struct ForwardFormula {
   V mean_high, mean_low, scale, offset;
 
@@ -213,12 +230,29 @@ struct ForwardFormula {
         offset(terms.Get(kOffset, col, as)) {}
 
   template <typename T>
-  V operator()(const T* x, const T*) const {
-    return ((As<V>(x) - mean_high) - mean_low) * scale + offset;
+  V operator()(const ForwardInputs<T>& in, int64_t i) const {
+    V z = ((As<V>(in.x + i) - mean_high) - mean_low) * scale + offset;
+    if (add) z += As<V>(in.addend + i);
+    return relu ? Relu(z) : z;
   }
 };
-
 template <typename V>
+using Normalize = ForwardFormula<V, false, false>;
+template <typename V>
+using NormalizeAdd = ForwardFormula<V, true, false>;
+template <typename V>
+using NormalizeRelu = ForwardFormula<V, false, true>;
+template <typename V>
+using NormalizeAddRelu = ForwardFormula<V, true, true>;
+
+// What comes back to the normalization.
+template <typename V, bool relu, typename T>
+inline V HeadGradient(const BackwardInputs<T>& in, int64_t i) {
+  const V dy = As<V>(in.dy + i);
+  return relu ? LetThrough(dy, As<V>(in.y + i)) : dy;
+}
+
+template <typename V, bool relu>
 struct BatchBackwardFormula {
   V mean_high, mean_low, scale, slope, shift_high, shift_low;
 
@@ -232,13 +266,18 @@ struct BatchBackwardFormula {
         shift_low(terms.Get(kShiftLow, col, as)) {}
 
   template <typename T>
-  V operator()(const T* x, const T* dy) const {
-    const V centred = (As<V>(x) - mean_high) - mean_low;
-    return scale * ((As<V>(dy) - shift_high) - (centred * slope + shift_low));
+  V operator()(const BackwardInputs<T>& in, int64_t i) const {
+    const V centred = (As<V>(in.x + i) - mean_high) - mean_low;
+    const V g = HeadGradient<V, relu>(in, i);
+    return scale * ((g - shift_high) - (centred * slope + shift_low));
   }
 };
-
 template <typename V>
+using BatchBackward = BatchBackwardFormula<V, false>;
+template <typename V>
+using BatchBackwardRelu = BatchBackwardFormula<V, true>;
+
+template <typename V, bool relu>
 struct MovingBackwardFormula {
   V scale;
 
@@ -247,8 +286,23 @@ struct MovingBackwardFormula {
       : scale(terms.Get(kScale, col, as)) {}
 
   template <typename T>
-  V operator()(const T*, const T* dy) const {
-    return scale * As<V>(dy);
+  V operator()(const BackwardInputs<T>& in, int64_t i) const {
+    return scale * HeadGradient<V, relu>(in, i);
+  }
+};
+template <typename V>
+using MovingBackward = MovingBackwardFormula<V, false>;
+template <typename V>
+using MovingBackwardRelu = MovingBackwardFormula<V, true>;
+
+template <typename V>
+struct MaskFormula {
+  template <typename Terms>
+  MaskFormula(const Terms&, int64_t) {}
+
+  template <typename T>
+  V operator()(const BackwardInputs<T>& in, int64_t i) const {
+    return HeadGradient<V, true>(in, i);
   }
 };
 
@@ -266,10 +320,11 @@ inline void Put(T* out, Vector<ParamType<T>> v) {
   }
 }
 
-// Computes out = formula(x, dy) for every value of the slab, vectors first.
-template <template <typename> class Formula, Layout layout, Write write, typename T>
-inline void Elementwise(const Slab& slab, const T* x, const T* dy,
-                        const Terms<ParamType<T>, layout> terms, T* out) {
+// Computes out = formula(in) for every value of the slab, vectors first.
+template <template <typename> class Formula, Layout layout, Write write, typename Inputs,
+          typename T>
+inline void Elementwise(const Slab& slab, const Inputs in, const Terms<ParamType<T>, layout> terms,
+                        T* out) {
   using C = ParamType<T>;
   constexpr int kLanes = Lanes<C>();
   constexpr uintptr_t kAlignment = kLanes * sizeof(T);
@@ -291,7 +346,7 @@ inline void Elementwise(const Slab& slab, const T* x, const T* dy,
         const Formula<C> formula(terms, col);
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t i = start + r * slab.stride + col;
-          Put<write>(out + i, formula(x + i, dy + i));
+          Put<write>(out + i, formula(in, i));
         }
       }
     };
@@ -304,7 +359,7 @@ inline void Elementwise(const Slab& slab, const T* x, const T* dy,
           layout == kOneChannel ? all : Formula<Vector<C>>(terms, col);
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t i = start + r * slab.stride + col;
-        Put<write>(out + i, formula(x + i, dy + i));
+        Put<write>(out + i, formula(in, i));
       }
     }
     rest(slab.cols);
@@ -312,35 +367,57 @@ inline void Elementwise(const Slab& slab, const T* x, const T* dy,
   if (write == Write::kStream) _mm_sfence();  // before other threads are told
 }
 
-template <template <typename> class Formula, Layout layout, typename T>
-void Elementwise(const Slab& slab, const T* x, const T* dy, const ParamType<T>* table,
-                 int64_t stride, T* out, Write write) {
+template <template <typename> class Formula, Layout layout, typename Inputs, typename T>
+void Elementwise(const Slab& slab, const Inputs& in, const ParamType<T>* table, int64_t stride,
+                 T* out, Write write) {
   // Rows shorter than a few cache lines would leave too many lines half written.
   constexpr int64_t kLeastStreamed = 256 / sizeof(T);
   const Terms<ParamType<T>, layout> terms{table, stride};
   if (write == Write::kAdd) {
-    Elementwise<Formula, layout, Write::kAdd>(slab, x, dy, terms, out);
+    Elementwise<Formula, layout, Write::kAdd>(slab, in, terms, out);
   } else if (write == Write::kStream && slab.cols >= kLeastStreamed) {
-    Elementwise<Formula, layout, Write::kStream>(slab, x, dy, terms, out);
+    Elementwise<Formula, layout, Write::kStream>(slab, in, terms, out);
   } else {
-    Elementwise<Formula, layout, Write::kStore>(slab, x, dy, terms, out);
+    Elementwise<Formula, layout, Write::kStore>(slab, in, terms, out);
   }
 }
 
 template <typename T, Layout layout>
-void Forward(const Slab& slab, const T* x, const ParamType<T>* terms, int64_t terms_stride, T* y,
-             Write write) {
-  Elementwise<ForwardFormula, layout>(slab, x, x, terms, terms_stride, y, write);
+void Forward(const Slab& slab, const ForwardInputs<T>& in, const ParamType<T>* terms,
+             int64_t terms_stride, T* y, Write write) {
+  if (in.addend == nullptr) {
+    if (in.relu) {
+      Elementwise<NormalizeRelu, layout>(slab, in, terms, terms_stride, y, write);
+    } else {
+      Elementwise<Normalize, layout>(slab, in, terms, terms_stride, y, write);
+    }
+  } else if (in.relu) {
+    Elementwise<NormalizeAddRelu, layout>(slab, in, terms, terms_stride, y, write);
+  } else {
+    Elementwise<NormalizeAdd, layout>(slab, in, terms, terms_stride, y, write);
+  }
 }
 
 template <typename T, Layout layout>
-void Backward(const Slab& slab, const T* x, const T* dy, const ParamType<T>* terms,
+void Backward(const Slab& slab, const BackwardInputs<T>& in, const ParamType<T>* terms,
               int64_t terms_stride, T* dx, Write write) {
-  if (x != nullptr) {
-    Elementwise<BatchBackwardFormula, layout>(slab, x, dy, terms, terms_stride, dx, write);
+  if (in.x != nullptr) {
+    if (in.y != nullptr) {
+      Elementwise<BatchBackwardRelu, layout>(slab, in, terms, terms_stride, dx, write);
+    } else {
+      Elementwise<BatchBackward, layout>(slab, in, terms, terms_stride, dx, write);
+    }
+  } else if (in.y != nullptr) {
+    Elementwise<MovingBackwardRelu, layout>(slab, in, terms, terms_stride, dx, write);
   } else {
-    Elementwise<MovingBackwardFormula, layout>(slab, dy, dy, terms, terms_stride, dx, write);
+    Elementwise<MovingBackward, layout>(slab, in, terms, terms_stride, dx, write);
   }
+}
+
+template <typename T, Layout layout>
+void Mask(const Slab& slab, const BackwardInputs<T>& in, T* daddend, Write write) {
+  const ParamType<T>* no_terms = nullptr;
+  Elementwise<MaskFormula, layout>(slab, in, no_terms, 0, daddend, write);
 }
 
 template <typename T>
@@ -349,7 +426,8 @@ const Kernels<T>& Table() {
                                    {Statistics<T, kOneChannel>, Statistics<T, kColumns>},
                                    {Forward<T, kOneChannel>, Forward<T, kColumns>},
                                    {BackwardReduce<T, kOneChannel>, BackwardReduce<T, kColumns>},
-                                   {Backward<T, kOneChannel>, Backward<T, kColumns>}};
+                                   {Backward<T, kOneChannel>, Backward<T, kColumns>},
+                                   {Mask<T, kOneChannel>, Mask<T, kColumns>}};
   return table;
 }
 

@@ -69,7 +69,7 @@ void MakePlan(const View& view, DataType type, Arguments* arguments) {
   a.inner = view.inner;
   a.columns = a.inner < kWarp;
   a.vectors = RowLength(a) * kBytes[type] % kAccessBytes == 0 && IsAligned(a.x) &&
-              IsAligned(a.dy) && IsAligned(a.out);
+              IsAligned(a.dy) && IsAligned(a.out) && IsAligned(a.fused) && IsAligned(a.daddend);
   a.lanes = 1;
   a.piece = 1;
   a.splits = 0;
@@ -99,15 +99,17 @@ void Forward(const Arguments& a, DataType type, const Queue& queue) {
   const Launcher launch(a, type, queue);
   if ((a.use_batch || a.step) && Size(a) > 0) launch.OverTensor("statistics");
   launch.OverChannels("forward_finish");
-  if (a.out != nullptr && Size(a) > 0) launch.OverTensor("forward");
+  const bool fused = a.fused != nullptr || a.relu;
+  if (a.out != nullptr && Size(a) > 0) launch.OverTensor(fused ? "forward_fused" : "forward");
 }
 
 void Backward(const Arguments& a, DataType type, const Queue& queue) {
   if (a.channels == 0) return;
   const Launcher launch(a, type, queue);
-  if (Size(a) > 0) launch.OverTensor("backward_reduce");
+  const bool fused = a.fused != nullptr, wanted = a.out != nullptr || a.daddend != nullptr;
+  if (Size(a) > 0) launch.OverTensor(fused ? "backward_reduce_fused" : "backward_reduce");
   launch.OverChannels("backward_finish");
-  if (a.out != nullptr && Size(a) > 0) launch.OverTensor("backward");
+  if (wanted && Size(a) > 0) launch.OverTensor(fused ? "backward_fused" : "backward");
 }
 
 }  // namespace gpu

@@ -19,8 +19,8 @@ struct Queue {
   void* stream;
 };
 
-// Decides how the tensor is cut, from its shape, and with which accesses, from x, dy and out, which
-// must have been set.
+// Decides how the tensor is cut, from its shape, and with which accesses, from x, dy, out, fused
+// and daddend, which must have been set.
 void MakePlan(const View& view, DataType type, Arguments* arguments);
 
 // The doubles that arguments->parts and arguments->terms must have, after MakePlan.

@@ -45,6 +45,13 @@ struct Arguments {
   void* second;
   int out_add, first_add, second_add;  // added to what is there, not written
 
+  // What is fused into a pass. A forward adds a tensor and applies a ReLU; a backward of one with a
+  // ReLU looks at the output y that it gave.
+  const void* fused;  // the addend, null: none; or y, null: no ReLU
+  int relu;           // of a forward
+  void* daddend;      // the gradient of the addend, with y only; null: not wanted
+  int daddend_add;
+
   long long* counters;  // what guarded training counts (counter.h); null: nothing
 };
 

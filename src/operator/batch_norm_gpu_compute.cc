@@ -62,6 +62,8 @@ void ForwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& con
   a.x = in[kData].dptr_;
   a.out = Wanted(out[kOutput], request[kOutput]);
   a.out_add = request[kOutput] == mxnet::kAddTo;
+  a.fused = param.with_addend ? in[kAddend].dptr_ : nullptr;
+  a.relu = param.relu;
   gpu::MakePlan(PlainView(param, in[kData].shape_), type, &a);
   a.gamma = param.fix_gamma ? nullptr : in[kGamma].dptr_;
   a.beta = in[kBeta].dptr_;
@@ -94,6 +96,11 @@ void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& co
   a.dy = in[kHeadGradient].dptr_;
   a.out = Wanted(out[kDataGradient], request[kDataGradient]);
   a.out_add = request[kDataGradient] == mxnet::kAddTo;
+  a.fused = param.relu ? in[kOutputInput].dptr_ : nullptr;
+  if (out.size() > kAddendGradient) {
+    a.daddend = Wanted(out[kAddendGradient], request[kAddendGradient]);
+    a.daddend_add = request[kAddendGradient] == mxnet::kAddTo;
+  }
   gpu::MakePlan(PlainView(param, in[kDataInput].shape_), type, &a);
   a.gamma = param.fix_gamma ? nullptr : in[kGammaInput].dptr_;
   a.saved = static_cast<double*>(in[kSavedInput].dptr_);

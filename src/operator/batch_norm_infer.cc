@@ -11,7 +11,8 @@ namespace mxbn {
 
 using mxnet::TShape;
 
-const char* const kInputNames[kInputs] = {"data", "gamma", "beta", "moving_mean", "moving_var"};
+const char* const kInputNames[kInputs] = {"data",        "gamma",      "beta",
+                                          "moving_mean", "moving_var", "addend"};
 
 void Fail(const std::string& message) { throw dmlc::Error("mxbn: BatchNorm: " + message); }
 
@@ -44,6 +45,13 @@ int ToInt(const std::string& key, const std::string& value) {
     Fail(key + " is '" + value + "', expected the number of a dimension of data");
   }
   return static_cast<int>(number);
+}
+
+// Whether there is a ReLU.
+bool ToActivation(const std::string& key, const std::string& value) {
+  if (value == "relu") return true;
+  if (value.empty() || value == "None") return false;
+  Fail(key + " is '" + value + "', expected relu or None");
 }
 
 // MXNet keeps notes of its own among the attributes, such as __lr_mult__.
@@ -85,12 +93,16 @@ void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
       param.step_global_stats = ToBool(key, value);
     } else if (key == "output_mean_var") {
       param.output_mean_var = ToBool(key, value);
+    } else if (key == "act_type") {
+      param.relu = ToActivation(key, value);
+    } else if (key == "with_addend") {
+      param.with_addend = ToBool(key, value);
     } else if (key == "cudnn_off") {
       ToBool(key, value);
     } else if (!IsNote(key)) {
       Fail("unknown attribute '" + key +
-           "', expected axis, cudnn_off, eps, fix_gamma, momentum, "
-           "output_mean_var, step_global_stats, use_batch_stats or use_global_stats");
+           "', expected act_type, axis, cudnn_off, eps, fix_gamma, momentum, output_mean_var, "
+           "step_global_stats, use_batch_stats, use_global_stats or with_addend");
     }
   }
   if (param.use_global_stats && param.use_batch_stats) {
@@ -124,10 +136,21 @@ void PrepareIfMirror(const nnvm::ObjectPtr& node) {
 
 // ------------------------------------------------------------------------------ shapes and types
 
-void CheckInputs(size_t count) {
-  if (count == kInputs) return;
-  Fail("got " + std::to_string(count) +
-       " inputs, expected 5: data, gamma, beta, moving_mean and moving_var");
+uint32_t NumInputs(const nnvm::NodeAttrs& attrs) { return kAddend + Param(attrs).with_addend; }
+
+uint32_t NumBackwardInputs(const nnvm::NodeAttrs& attrs) {
+  return kOutputInput + Param(attrs).relu;
+}
+
+uint32_t NumGradients(const nnvm::NodeAttrs& attrs) {
+  return kAddendGradient + (Param(attrs).relu && Param(attrs).with_addend);
+}
+
+void CheckInputs(const nnvm::NodeAttrs& attrs, size_t count) {
+  if (count == NumInputs(attrs)) return;
+  Fail("got " + std::to_string(count) + " inputs, expected " +
+       (Param(attrs).with_addend ? "6: data, gamma, beta, moving_mean, moving_var and addend"
+                                 : "5: data, gamma, beta, moving_mean and moving_var"));
 }
 
 std::string Text(const TShape& shape) {
@@ -171,11 +194,32 @@ void FailShape(const BatchNormParam& param, int input, const TShape& shape, cons
   Fail(text.str());
 }
 
+namespace {
+
+// Gives two shapes that must be the same what is known of either.
+void UniteShapes(TShape* data, TShape* addend) {
+  const TShape given = *addend;
+  if (!mxnet::ndim_is_known(*data)) *data = given;
+  if (!mxnet::ndim_is_known(given)) *addend = *data;
+  bool fits = data->ndim() == addend->ndim();
+  for (int i = 0; fits && i < data->ndim(); ++i) {
+    if (!mxnet::dim_size_is_known(*data, i)) (*data)[i] = (*addend)[i];
+    if (!mxnet::dim_size_is_known(*addend, i)) (*addend)[i] = (*data)[i];
+    fits = (*data)[i] == (*addend)[i];
+  }
+  if (!fits) {
+    Fail("addend has shape " + Text(given) + ", expected " + Text(*data) + " like data");
+  }
+}
+
+}  // namespace
+
 bool InferShape(const nnvm::NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
-  CheckInputs(in->size());
+  CheckInputs(attrs, in->size());
   const BatchNormParam& param = Param(attrs);
   TShape& data = (*in)[kData];
   if (!mxnet::ndim_is_known(data)) data = (*out)[kOutput];
+  if (param.with_addend) UniteShapes(&data, &(*in)[kAddend]);
   if (!mxnet::ndim_is_known(data)) return false;
   (*out)[kOutput] = data;
   if (data.ndim() == 0) Fail("data has shape (), expected at least one dimension");
@@ -183,7 +227,7 @@ bool InferShape(const nnvm::NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Sha
   if (!mxnet::dim_size_is_known(channels)) return false;
   if (channels == 0) Fail("data has shape " + Text(data) + ", expected at least one channel");
   const TShape per_channel(1, channels);
-  for (int i = kGamma; i < kInputs; ++i) {
+  for (int i = kGamma; i <= kMovingVar; ++i) {
     TShape& shape = (*in)[i];
     const bool fits =
         !mxnet::ndim_is_known(shape) ||
@@ -196,17 +240,19 @@ bool InferShape(const nnvm::NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Sha
   return mxnet::shape_is_known(data);
 }
 
-bool InferType(const nnvm::NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
-  CheckInputs(in->size());
+bool InferType(const nnvm::NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  CheckInputs(attrs, in->size());
+  const bool with_addend = Param(attrs).with_addend;
   int& data = (*in)[kData];
   if (data == -1) data = (*out)[kOutput];
+  if (data == -1 && with_addend) data = (*in)[kAddend];
   if (data == -1) return false;
   if (data != mshadow::kFloat16 && data != mshadow::kFloat32 && data != mshadow::kFloat64) {
     Fail(std::string("data has dtype ") + TypeName(data) +
          ", expected float16, float32 or float64");
   }
   const int param = data == mshadow::kFloat64 ? mshadow::kFloat64 : mshadow::kFloat32;
-  for (int i = kGamma; i < kInputs; ++i) {
+  for (int i = kGamma; i <= kMovingVar; ++i) {
     int& type = (*in)[i];
     if (type != -1 && type != param) {
       Fail(std::string(kInputNames[i]) + " has dtype " + TypeName(type) + ", expected " +
@@ -214,21 +260,32 @@ bool InferType(const nnvm::NodeAttrs&, std::vector<int>* in, std::vector<int>* o
     }
     type = param;
   }
+  if (with_addend) {
+    int& type = (*in)[kAddend];
+    if (type == -1) type = data;
+    if (type != data) {
+      Fail(std::string("addend has dtype ") + TypeName(type) + ", expected " + TypeName(data) +
+           " like data");
+    }
+  }
   (*out)[kOutput] = data;
   (*out)[kMean] = (*out)[kInvStd] = param;
   (*out)[kSaved] = mshadow::kFloat64;
   return true;
 }
 
-bool InferStorageType(const nnvm::NodeAttrs&, const int dev_mask, mxnet::DispatchMode* mode,
-                      std::vector<int>* in, std::vector<int>* out) {
+namespace {
+
+// Of the inputs of a backward, only the head gradient may be sparse: the others were a forward's.
+bool InferStorage(bool is_backward, const int dev_mask, mxnet::DispatchMode* mode,
+                  std::vector<int>* in, std::vector<int>* out) {
   for (size_t i = 0; i < in->size(); ++i) {
     int& type = (*in)[i];
     if (type == mxnet::kUndefinedStorage) type = mxnet::kDefaultStorage;
     if (type != mxnet::kDefaultStorage) {
       const char* name = type == mxnet::kCSRStorage ? "csr" : "row_sparse";
-      Fail(std::string(in->size() == kInputs ? kInputNames[i] : "the head gradient") +
-           " has storage type " + name + ", expected default: sparse arrays are not supported");
+      Fail(std::string(is_backward ? "the head gradient" : kInputNames[i]) + " has storage type " +
+           name + ", expected default: sparse arrays are not supported");
     }
   }
   for (int& type : *out) type = mxnet::kDefaultStorage;
@@ -236,6 +293,18 @@ bool InferStorageType(const nnvm::NodeAttrs&, const int dev_mask, mxnet::Dispatc
   *mode = dev_mask == mshadow::cpu::kDevMask ? mxnet::DispatchMode::kFComputeEx
                                              : mxnet::DispatchMode::kFCompute;
   return true;
+}
+
+}  // namespace
+
+bool InferStorageType(const nnvm::NodeAttrs&, const int dev_mask, mxnet::DispatchMode* mode,
+                      std::vector<int>* in, std::vector<int>* out) {
+  return InferStorage(false, dev_mask, mode, in, out);
+}
+
+bool InferBackwardStorageType(const nnvm::NodeAttrs&, const int dev_mask, mxnet::DispatchMode* mode,
+                              std::vector<int>* in, std::vector<int>* out) {
+  return InferStorage(true, dev_mask, mode, in, out);
 }
 
 }  // namespace mxbn

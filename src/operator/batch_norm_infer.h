@@ -15,10 +15,10 @@
 
 namespace mxbn {
 
-enum Input { kData, kGamma, kBeta, kMovingMean, kMovingVar, kInputs };
+enum Input { kData, kGamma, kBeta, kMovingMean, kMovingVar, kAddend, kInputs };
 enum Output { kOutput, kMean, kInvStd, kSaved, kOutputs };
-enum BackwardInput { kHeadGradient, kSavedInput, kDataInput, kGammaInput, kBackwardInputs };
-enum Gradient { kDataGradient, kGammaGradient, kBetaGradient, kGradients };
+enum BackwardInput { kHeadGradient, kSavedInput, kDataInput, kGammaInput, kOutputInput };
+enum Gradient { kDataGradient, kGammaGradient, kBetaGradient, kAddendGradient };
 extern const char* const kInputNames[kInputs];
 
 // The mode of the last forward of a node, by the array of its moving mean, of which each executor
@@ -55,8 +55,14 @@ struct NodeParam : BatchNormParam {
 const char* TypeName(int type);
 std::string Text(const mxnet::TShape& shape);
 
-// Refuses another number of inputs than five, which a damaged symbol file may hold.
-void CheckInputs(size_t count);
+// How many of these a node has. Its gradient looks at the output where a ReLU gave it, and computes
+// that of the addend there; without a ReLU, that is the head gradient itself.
+uint32_t NumInputs(const nnvm::NodeAttrs& attrs);
+uint32_t NumBackwardInputs(const nnvm::NodeAttrs& attrs);
+uint32_t NumGradients(const nnvm::NodeAttrs& attrs);
+
+// Refuses another number of inputs, which a damaged symbol file may hold.
+void CheckInputs(const nnvm::NodeAttrs& attrs, size_t count);
 
 // The axis of the channels, counted from the front.
 int Axis(const BatchNormParam& param, const mxnet::TShape& data);
@@ -71,6 +77,9 @@ bool InferShape(const nnvm::NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Sha
 bool InferType(const nnvm::NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out);
 bool InferStorageType(const nnvm::NodeAttrs& attrs, const int dev_mask, mxnet::DispatchMode* mode,
                       std::vector<int>* in, std::vector<int>* out);
+bool InferBackwardStorageType(const nnvm::NodeAttrs& attrs, const int dev_mask,
+                              mxnet::DispatchMode* mode, std::vector<int>* in,
+                              std::vector<int>* out);
 
 }  // namespace mxbn
 

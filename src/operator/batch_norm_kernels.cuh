@@ -3,6 +3,8 @@
 //
 // A pass reduces to two sums per channel (statistics, backward_reduce), decides per channel what
 // they mean (forward_finish, backward_finish) and computes one value per value (forward, backward).
+// The passes with an addend or a ReLU have kernels of their own (..._fused), which read one more
+// tensor.
 // The tensor is taken in one of two ways:
 //   rows     inner is at least a warp wide: a block has a piece of one channel;
 //   columns  else, channels-last above all: a block has some rows of a matrix of channels x inner
@@ -146,14 +148,24 @@ __device__ double Gamma(const Arguments& a, long long channel) {
   return a.gamma == nullptr ? 1.0 : static_cast<double>(static_cast<const C*>(a.gamma)[channel]);
 }
 
+// The ReLU, and what it lets through of a gradient. Both keep a NaN, as MXNet's do.
+template <typename C>
+__device__ inline C Relu(C z) {
+  return z <= 0 ? C(0) : z;
+}
+template <typename C>
+__device__ inline C LetThrough(C dy, C y) {
+  return y > 0 ? dy : y * 0;
+}
+
 // The two sums that the statistics and the gradients are made of, for a channel.
 template <typename T>
 struct StatisticsTerm {
-  static constexpr bool kReadsGradient = false;
+  static constexpr bool kReadsGradient = false, kFused = false;
   Compute<T> centre;
   __device__ StatisticsTerm() {}
   __device__ StatisticsTerm(const Arguments& a, long long channel) : centre(Pivot<T>(a, channel)) {}
-  __device__ void operator()(Compute<T> x, Compute<T>, Compute<T>* first,
+  __device__ void operator()(Compute<T> x, Compute<T>, Compute<T>, Compute<T>* first,
                              Compute<T>* second) const {
     const Compute<T> d = x - centre;
     *first = d;
@@ -162,7 +174,7 @@ struct StatisticsTerm {
 };
 template <typename T>
 struct BackwardReduceTerm {
-  static constexpr bool kReadsGradient = true;
+  static constexpr bool kReadsGradient = true, kFused = false;
   Compute<T> mean_high, mean_low;
   __device__ BackwardReduceTerm() {}
   __device__ BackwardReduceTerm(const Arguments& a, long long channel) {
@@ -170,7 +182,7 @@ struct BackwardReduceTerm {
     mean_high = mean.high;
     mean_low = mean.low;
   }
-  __device__ void operator()(Compute<T> x, Compute<T> dy, Compute<T>* first,
+  __device__ void operator()(Compute<T> x, Compute<T> dy, Compute<T>, Compute<T>* first,
                              Compute<T>* second) const {
     *first = dy;
     *second = dy * ((x - mean_high) - mean_low);
@@ -180,7 +192,7 @@ struct BackwardReduceTerm {
 // What becomes of a value, for a channel.
 template <typename T>
 struct ForwardFormula {
-  static constexpr bool kReadsData = true, kReadsGradient = false;
+  static constexpr bool kReadsData = true, kReadsGradient = false, kFused = false;
   Compute<T> mean_high, mean_low, scale, offset;
   __device__ ForwardFormula() {}
   __device__ ForwardFormula(const Arguments& a, long long channel) {
@@ -191,13 +203,26 @@ struct ForwardFormula {
     scale = static_cast<C>(a.terms[channel]);
     offset = static_cast<C>(a.terms[a.channels + channel]);
   }
-  __device__ Compute<T> operator()(Compute<T> x, Compute<T>) const {
+  __device__ Compute<T> operator()(Compute<T> x, Compute<T>, Compute<T>) const {
     return ((x - mean_high) - mean_low) * scale + offset;
   }
 };
 template <typename T>
+struct FusedForwardFormula : ForwardFormula<T> {
+  static constexpr bool kFused = true;
+  bool add, relu;
+  __device__ FusedForwardFormula() {}
+  __device__ FusedForwardFormula(const Arguments& a, long long channel)
+      : ForwardFormula<T>(a, channel), add(a.fused != nullptr), relu(a.relu) {}
+  __device__ Compute<T> operator()(Compute<T> x, Compute<T> dy, Compute<T> addend) const {
+    Compute<T> z = ForwardFormula<T>::operator()(x, dy, addend);
+    if (add) z += addend;
+    return relu ? Relu(z) : z;
+  }
+};
+template <typename T>
 struct BatchBackwardFormula {
-  static constexpr bool kReadsData = true, kReadsGradient = true;
+  static constexpr bool kReadsData = true, kReadsGradient = true, kFused = false;
   Compute<T> mean_high, mean_low, scale, slope, shift_high, shift_low;
   __device__ BatchBackwardFormula() {}
   __device__ BatchBackwardFormula(const Arguments& a, long long channel) {
@@ -213,20 +238,34 @@ struct BatchBackwardFormula {
     shift_high = shift.high;
     shift_low = shift.low;
   }
-  __device__ Compute<T> operator()(Compute<T> x, Compute<T> dy) const {
+  __device__ Compute<T> operator()(Compute<T> x, Compute<T> dy, Compute<T>) const {
     const Compute<T> centred = (x - mean_high) - mean_low;
     return scale * ((dy - shift_high) - (centred * slope + shift_low));
   }
 };
 template <typename T>
 struct MovingBackwardFormula {
-  static constexpr bool kReadsData = false, kReadsGradient = true;
+  static constexpr bool kReadsData = false, kReadsGradient = true, kFused = false;
   Compute<T> scale;
   __device__ MovingBackwardFormula() {}
   __device__ MovingBackwardFormula(const Arguments& a, long long channel)
       : scale(static_cast<Compute<T>>(Gamma<Compute<T>>(a, channel) *
                                       a.saved[a.channels + channel])) {}
-  __device__ Compute<T> operator()(Compute<T>, Compute<T> dy) const { return scale * dy; }
+  __device__ Compute<T> operator()(Compute<T>, Compute<T> dy, Compute<T>) const {
+    return scale * dy;
+  }
+};
+
+// A term or formula of a backward, of what the ReLU lets through of dy.
+template <typename Of>
+struct BehindRelu : Of {
+  static constexpr bool kFused = true;
+  __device__ BehindRelu() {}
+  __device__ BehindRelu(const Arguments& a, long long channel) : Of(a, channel) {}
+  template <typename C, typename... Sums>
+  __device__ auto operator()(C x, C dy, C y, Sums*... sums) const {
+    return Of::operator()(x, LetThrough(dy, y), y, sums...);
+  }
 };
 
 // The accesses of one channel that a thread makes, kThreads apart. Block (channel, split).
@@ -302,17 +341,23 @@ __device__ inline void ForColumns(const Arguments& a, long long column, Of* of) 
 // Accesses that are under way at once, and whose values are added up before they join the sum.
 constexpr int kUnroll = 4;
 
-// Calls f(x, dy) with the packs of `count` accesses, all of which are requested before the first.
-template <typename T, int N, bool x_too, bool dy_too, int count, typename Walk, typename F>
+// Calls f(index, x, dy, fused) with the packs of `count` accesses, all of which are requested
+// before the first. What is not read is given as another one.
+template <typename T, int N, bool x_too, bool dy_too, bool fused_too, int count, typename Walk,
+          typename F>
 __device__ inline void Read(const Arguments& a, Walk* walk, const F& f) {
-  Pack<T, N> x[count], dy[count];
+  Pack<T, N> x[count], dy[count], fused[count];
   long long at[count];
   for (int u = 0; u < count; ++u) {
     at[u] = walk->Next();
     if (x_too) x[u] = Load<T, N>(a.x, at[u]);
     if (dy_too) dy[u] = Load<T, N>(a.dy, at[u]);
+    if (fused_too && a.fused != nullptr) fused[u] = Load<T, N>(a.fused, at[u]);
   }
-  for (int u = 0; u < count; ++u) f(at[u], x_too ? x[u] : dy[u], dy_too ? dy[u] : x[u]);
+  for (int u = 0; u < count; ++u) {
+    const Pack<T, N>& one = x_too ? x[u] : dy[u];
+    f(at[u], one, dy_too ? dy[u] : one, fused_too && a.fused != nullptr ? fused[u] : one);
+  }
 }
 
 // Adds up values, their number a power of two, in pairs: of values that are nearly equal, as
@@ -343,24 +388,24 @@ __device__ inline Sum<double> LoadPart(const Arguments& a, long long at) {
   return Sum<double>(a.parts[2 * at], a.parts[2 * at + 1]);
 }
 
-template <typename T, int N, template <typename> class Term, int count>
-__device__ inline void AddRow(const Arguments& a, const Term<T>& term, RowWalk<N>* walk,
+template <typename T, int N, typename Term, int count>
+__device__ inline void AddRow(const Arguments& a, const Term& term, RowWalk<N>* walk,
                               Sum<Compute<T>>* sums) {
   Compute<T> first[count * N], second[count * N];
   int i = 0;
-  Read<T, N, true, Term<T>::kReadsGradient, count>(
-      a, walk, [&](long long, const Pack<T, N>& x, const Pack<T, N>& dy) {
-        for (int n = 0; n < N; ++n, ++i) term(x[n], dy[n], &first[i], &second[i]);
+  Read<T, N, true, Term::kReadsGradient, Term::kFused, count>(
+      a, walk, [&](long long, const Pack<T, N>& x, const Pack<T, N>& dy, const Pack<T, N>& y) {
+        for (int n = 0; n < N; ++n, ++i) term(x[n], dy[n], y[n], &first[i], &second[i]);
       });
   sums[0].Add(SumPairs(first));
   sums[1].Add(SumPairs(second));
 }
 
-template <typename T, int N, template <typename> class Term>
+template <typename T, int N, typename Term>
 __device__ void ReduceRows(const Arguments& a) {
   __shared__ double warps[2][2][kThreads / kWarp];  // of each sum, its value and what it lost
   RowWalk<N> walk(a);
-  const Term<T> term(a, blockIdx.x);
+  const Term term(a, blockIdx.x);
   Sum<Compute<T>> sums[2];
   while (walk.left() >= kUnroll) AddRow<T, N, Term, kUnroll>(a, term, &walk, sums);
 #pragma unroll 1
@@ -381,14 +426,14 @@ __device__ void ReduceRows(const Arguments& a) {
   }
 }
 
-template <typename T, int N, template <typename> class Term, int count>
-__device__ inline void AddColumns(const Arguments& a, const Term<T>* terms, ColumnWalk<N>* walk,
+template <typename T, int N, typename Term, int count>
+__device__ inline void AddColumns(const Arguments& a, const Term* terms, ColumnWalk<N>* walk,
                                   Sum<Compute<T>> (*sums)[2]) {
   Compute<T> first[N][count], second[N][count];
   int i = 0;
-  Read<T, N, true, Term<T>::kReadsGradient, count>(
-      a, walk, [&](long long, const Pack<T, N>& x, const Pack<T, N>& dy) {
-        for (int n = 0; n < N; ++n) terms[n](x[n], dy[n], &first[n][i], &second[n][i]);
+  Read<T, N, true, Term::kReadsGradient, Term::kFused, count>(
+      a, walk, [&](long long, const Pack<T, N>& x, const Pack<T, N>& dy, const Pack<T, N>& y) {
+        for (int n = 0; n < N; ++n) terms[n](x[n], dy[n], y[n], &first[n][i], &second[n][i]);
         ++i;
       });
   for (int n = 0; n < N; ++n) {
@@ -397,11 +442,11 @@ __device__ inline void AddColumns(const Arguments& a, const Term<T>* terms, Colu
   }
 }
 
-template <typename T, int N, template <typename> class Term>
+template <typename T, int N, typename Term>
 __device__ void ReduceColumns(const Arguments& a) {
   __shared__ double block[2][2][kThreads];  // of each sum, its value and what it lost
   ColumnWalk<N> walk(a);
-  Term<T> terms[N];
+  Term terms[N];
   Sum<Compute<T>> sums[N][2];
   if (!walk.outside()) ForColumns<N>(a, walk.column(), terms);
   while (walk.left() >= kUnroll) AddColumns<T, N, Term, kUnroll>(a, terms, &walk, sums);
@@ -433,7 +478,7 @@ __device__ void ReduceColumns(const Arguments& a) {
   }
 }
 
-template <typename T, int N, template <typename> class Term>
+template <typename T, int N, typename Term>
 __device__ inline void Reduce(const Arguments& a, bool columns) {
   if (columns) {
     ReduceColumns<T, N, Term>(a);
@@ -442,18 +487,33 @@ __device__ inline void Reduce(const Arguments& a, bool columns) {
   }
 }
 
-// Writes or adds formulas[n](x, dy) for the n-th value of each access.
+// Writes or adds value(n) as the n-th value of an access.
+template <typename T, int N, typename Value>
+__device__ inline void Put(void* tensor, bool add, long long at, const Value& value) {
+  Pack<T, N> out;
+  if (add) out = Load<T, N>(tensor, at);
+  for (int n = 0; n < N; ++n) {
+    const Compute<T> one = value(n);
+    Assign(&out.values[n], add ? out[n] + one : one);
+  }
+  Store<T, N>(tensor, at, out);
+}
+
+// Puts formulas[n](x, dy, fused) for the n-th value of each access.
 template <typename T, int N, typename Formula, int count, typename Walk>
 __device__ inline void ApplyTo(const Arguments& a, const Formula* formulas, int step, Walk* walk) {
-  Read<T, N, Formula::kReadsData, Formula::kReadsGradient, count>(
-      a, walk, [&](long long at, const Pack<T, N>& x, const Pack<T, N>& dy) {
-        Pack<T, N> out;
-        if (a.out_add) out = Load<T, N>(a.out, at);
-        for (int n = 0; n < N; ++n) {
-          const Compute<T> value = formulas[n * step](x[n], dy[n]);
-          Assign(&out.values[n], a.out_add ? out[n] + value : value);
+  constexpr bool dy_too = Formula::kReadsGradient, fused_too = Formula::kFused;
+  Read<T, N, Formula::kReadsData, dy_too, fused_too, count>(
+      a, walk,
+      [&](long long at, const Pack<T, N>& x, const Pack<T, N>& dy, const Pack<T, N>& fused) {
+        if (!fused_too || a.out != nullptr) {
+          Put<T, N>(a.out, a.out_add, at,
+                    [&](int n) { return formulas[n * step](x[n], dy[n], fused[n]); });
         }
-        Store<T, N>(a.out, at, out);
+        if (fused_too && dy_too && a.daddend != nullptr) {
+          Put<T, N>(a.daddend, a.daddend_add, at,
+                    [&](int n) { return LetThrough(dy[n], fused[n]); });
+        }
       });
 }
 
@@ -477,12 +537,12 @@ __device__ void ApplyColumns(const Arguments& a) {
   while (walk.left() > 0) ApplyTo<T, N, Formula, 1>(a, formulas, 1, &walk);
 }
 
-template <typename T, int N, template <typename> class Formula>
+template <typename T, int N, typename Formula>
 __device__ inline void Apply(const Arguments& a, bool columns) {
   if (columns) {
-    ApplyColumns<T, N, Formula<T>>(a);
+    ApplyColumns<T, N, Formula>(a);
   } else {
-    ApplyRows<T, N, Formula<T>>(a);
+    ApplyRows<T, N, Formula>(a);
   }
 }
 
@@ -643,7 +703,8 @@ __device__ void BackwardFinish(const Arguments& a) {
     if (!sums.first.IsFinite() || !sums.second.IsFinite()) {
       const double mean = a.saved[channel];
       sums = SumAgain(a, channel, [&](long long index, Sums* each) {
-        const double dy = At<T>(a.dy, index);
+        double dy = At<T>(a.dy, index);
+        if (a.fused != nullptr) dy = LetThrough(dy, At<T>(a.fused, index));
         each->first.Add(dy);
         each->second.Add(dy * (At<T>(a.x, index) - mean));
       });
@@ -660,25 +721,44 @@ __device__ void BackwardFinish(const Arguments& a) {
 
 template <typename T, int N>
 __device__ void Statistics(const Arguments& a, bool columns) {
-  Reduce<T, N, StatisticsTerm>(a, columns);
+  Reduce<T, N, StatisticsTerm<T>>(a, columns);
 }
 
 template <typename T, int N>
 __device__ void Forward(const Arguments& a, bool columns) {
-  Apply<T, N, ForwardFormula>(a, columns);
+  Apply<T, N, ForwardFormula<T>>(a, columns);
+}
+
+template <typename T, int N>
+__device__ void ForwardFused(const Arguments& a, bool columns) {
+  Apply<T, N, FusedForwardFormula<T>>(a, columns);
 }
 
 template <typename T, int N>
 __device__ void BackwardReduce(const Arguments& a, bool columns) {
-  if (NeedsSums(a)) Reduce<T, N, BackwardReduceTerm>(a, columns);
+  if (NeedsSums(a)) Reduce<T, N, BackwardReduceTerm<T>>(a, columns);
+}
+
+template <typename T, int N>
+__device__ void BackwardReduceFused(const Arguments& a, bool columns) {
+  if (NeedsSums(a)) Reduce<T, N, BehindRelu<BackwardReduceTerm<T>>>(a, columns);
 }
 
 template <typename T, int N>
 __device__ void Backward(const Arguments& a, bool columns) {
   if (UsesBatch(a)) {
-    Apply<T, N, BatchBackwardFormula>(a, columns);
+    Apply<T, N, BatchBackwardFormula<T>>(a, columns);
   } else {
-    Apply<T, N, MovingBackwardFormula>(a, columns);
+    Apply<T, N, MovingBackwardFormula<T>>(a, columns);
+  }
+}
+
+template <typename T, int N>
+__device__ void BackwardFused(const Arguments& a, bool columns) {
+  if (UsesBatch(a)) {
+    Apply<T, N, BehindRelu<BatchBackwardFormula<T>>>(a, columns);
+  } else {
+    Apply<T, N, BehindRelu<MovingBackwardFormula<T>>>(a, columns);
   }
 }
 
@@ -700,17 +780,23 @@ __device__ void Backward(const Arguments& a, bool columns) {
       mxbn_##name##_##suffix(const mxbn::gpu::Arguments a) {        \
     mxbn::gpu::Function<T>(a);                                      \
   }
-#define MXBN_KERNELS(suffix, T)                                         \
-  MXBN_KERNEL(statistics_rows, Statistics, suffix, T, false)            \
-  MXBN_KERNEL(statistics_columns, Statistics, suffix, T, true)          \
-  MXBN_FINISH_KERNEL(forward_finish, ForwardFinish, suffix, T)          \
-  MXBN_KERNEL(forward_rows, Forward, suffix, T, false)                  \
-  MXBN_KERNEL(forward_columns, Forward, suffix, T, true)                \
-  MXBN_KERNEL(backward_reduce_rows, BackwardReduce, suffix, T, false)   \
-  MXBN_KERNEL(backward_reduce_columns, BackwardReduce, suffix, T, true) \
-  MXBN_FINISH_KERNEL(backward_finish, BackwardFinish, suffix, T)        \
-  MXBN_KERNEL(backward_rows, Backward, suffix, T, false)                \
-  MXBN_KERNEL(backward_columns, Backward, suffix, T, true)
+#define MXBN_KERNELS(suffix, T)                                                    \
+  MXBN_KERNEL(statistics_rows, Statistics, suffix, T, false)                       \
+  MXBN_KERNEL(statistics_columns, Statistics, suffix, T, true)                     \
+  MXBN_FINISH_KERNEL(forward_finish, ForwardFinish, suffix, T)                     \
+  MXBN_KERNEL(forward_rows, Forward, suffix, T, false)                             \
+  MXBN_KERNEL(forward_columns, Forward, suffix, T, true)                           \
+  MXBN_KERNEL(forward_fused_rows, ForwardFused, suffix, T, false)                  \
+  MXBN_KERNEL(forward_fused_columns, ForwardFused, suffix, T, true)                \
+  MXBN_KERNEL(backward_reduce_rows, BackwardReduce, suffix, T, false)              \
+  MXBN_KERNEL(backward_reduce_columns, BackwardReduce, suffix, T, true)            \
+  MXBN_KERNEL(backward_reduce_fused_rows, BackwardReduceFused, suffix, T, false)   \
+  MXBN_KERNEL(backward_reduce_fused_columns, BackwardReduceFused, suffix, T, true) \
+  MXBN_FINISH_KERNEL(backward_finish, BackwardFinish, suffix, T)                   \
+  MXBN_KERNEL(backward_rows, Backward, suffix, T, false)                           \
+  MXBN_KERNEL(backward_columns, Backward, suffix, T, true)                         \
+  MXBN_KERNEL(backward_fused_rows, BackwardFused, suffix, T, false)                \
+  MXBN_KERNEL(backward_fused_columns, BackwardFused, suffix, T, true)
 
 MXBN_KERNELS(float16, mxbn::gpu::Half)
 MXBN_KERNELS(float32, float)

@@ -63,10 +63,12 @@ void ForwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& cont
   const mxnet::NDArray& data = in[kData];
   View view;
   if (use_onednn_layouts && Axis(param, data.shape()) == 1 && onednn::Look(data, &view) &&
+      (!param.with_addend || onednn::SameLayout(data, in[kAddend])) &&
       Takes(out[kOutput], request[kOutput], data)) {
     ++onednn_layout_passes;
     Blobs in_blobs = {Raw(data)}, out_blobs = {Raw(out[kOutput])};
-    for (int i = kGamma; i < kInputs; ++i) in_blobs.push_back(in[i].data());
+    for (int i = kGamma; i <= kMovingVar; ++i) in_blobs.push_back(in[i].data());
+    if (param.with_addend) in_blobs.push_back(Raw(in[kAddend]));
     for (int i = kMean; i < kOutputs; ++i) out_blobs.push_back(out[i].data());
     RunForward(param, context.is_train, view, in_blobs, request, out_blobs);
     return;
@@ -79,14 +81,19 @@ void BackwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& con
                        const Arrays& in, const Requests& request, const Arrays& out) {
   const NodeParam& param = Param(attrs);
   const mxnet::NDArray &data = in[kDataInput], &head = in[kHeadGradient];
+  const bool with_addend = out.size() > kAddendGradient;
   View view;
   if (use_onednn_layouts && Axis(param, data.shape()) == 1 && onednn::SameLayout(data, head) &&
       onednn::Look(data, &view) && head.shape() == data.shape() &&
-      Takes(out[kDataGradient], request[kDataGradient], data)) {
+      (!param.relu || onednn::SameLayout(data, in[kOutputInput])) &&
+      Takes(out[kDataGradient], request[kDataGradient], data) &&
+      (!with_addend || Takes(out[kAddendGradient], request[kAddendGradient], data))) {
     ++onednn_layout_passes;
-    const Blobs in_blobs = {Raw(head), in[kSavedInput].data(), Raw(data), in[kGammaInput].data()};
-    const Blobs out_blobs = {Raw(out[kDataGradient]), out[kGammaGradient].data(),
-                             out[kBetaGradient].data()};
+    Blobs in_blobs = {Raw(head), in[kSavedInput].data(), Raw(data), in[kGammaInput].data()};
+    Blobs out_blobs = {Raw(out[kDataGradient]), out[kGammaGradient].data(),
+                       out[kBetaGradient].data()};
+    if (param.relu) in_blobs.push_back(Raw(in[kOutputInput]));
+    if (with_addend) out_blobs.push_back(Raw(out[kAddendGradient]));
     RunBackward(param, view, in_blobs, request, out_blobs);
     return;
   }

@@ -29,6 +29,11 @@ nnvm::ObjectPtr MakeNoGradientNode() {
   return mxnet::op::MakeNode("_NoGradient", "NoGradient", nullptr, nullptr, nullptr);
 }
 
+nnvm::ObjectPtr MakeIdentityNode(const std::string& name, const nnvm::NodeEntry& input) {
+  const std::vector<nnvm::NodeEntry> inputs = {input};
+  return mxnet::op::MakeNode("_copy", name, &inputs, nullptr, nullptr);
+}
+
 }  // namespace abi
 }  // namespace mxbn
 

@@ -97,6 +97,8 @@ std::vector<nnvm::NodeEntry> MakeGradientNode(const char* op_name, const nnvm::O
                                               const std::vector<nnvm::NodeEntry>& inputs);
 // A node that says: no gradient flows here.
 nnvm::ObjectPtr MakeNoGradientNode();
+// A node whose output is its input, which MXNet need not copy.
+nnvm::ObjectPtr MakeIdentityNode(const std::string& name, const nnvm::NodeEntry& input);
 
 }  // namespace abi
 }  // namespace mxbn

@@ -12,6 +12,7 @@ import numpy as np
 GUARD = 64  # bytes around each array that nothing may change
 DEVICES = 16
 RESULTS = ("y", "mean", "inv_std", "x", "gamma", "beta")  # of forward, and the gradients
+OF_DATA = ("x", "y", "addend")  # results of the shape of data
 
 
 def start_process(driver, capabilities="8.0"):
@@ -61,18 +62,23 @@ def address(array):
 
 
 def run(
-    d, is_train, requests=None, fill=0.0, offset=0, in_place=False, device=0, seed=0, **attributes
-):
+    d, is_train, requests=None, fill=0.0, offset=0, in_place=False, device=0, seed=0,
+    act_type=None, with_addend=False, **attributes,
+):  # fmt: skip
     """Forward and backward of a drawing: what they write, under the names of test_operator.
 
     requests are "write" (the default), "add" or "null", per result; fill is what results that are
-    added to hold before. With in_place, y is written over x.
+    added to hold before. With in_place, y is written over x. The addend is the drawing's; its
+    gradient is asked for where there is a ReLU.
     """
     os.environ["MXBN_EMULATION_SEED"] = str(seed)
-    memory, requests = Memory(), {**dict.fromkeys(RESULTS, "write"), **(requests or {})}
+    names = (*RESULTS, "addend") if act_type and with_addend else RESULTS
+    memory, requests = Memory(), {**dict.fromkeys(names, "write"), **(requests or {})}
     inputs = SimpleNamespace(
         x=memory.array(d.x, d.dtype, offset),
         dy=memory.array(d.dy, d.dtype, offset),
+        addend=memory.array(d.addend, d.dtype, offset) if with_addend else None,
+        relu=bool(act_type),
         **{
             name: memory.array(getattr(d, name), d.param)
             for name in ("gamma", "beta", "moving_mean", "moving_var")
@@ -81,8 +87,8 @@ def run(
         counters=memory.array(np.zeros(4), "int64"),
     )
     results = {}
-    for name, request in requests.items():
-        of_data = name in ("x", "y")
+    for name in names:
+        request, of_data = requests[name], name in OF_DATA
         array = memory.empty(
             d.shape if of_data else d.gamma.shape,
             d.dtype if of_data else d.param,
@@ -95,7 +101,7 @@ def run(
         results["y"] = inputs.x
     plan = _forward(d, is_train, inputs, results, requests, memory, device, **attributes)
     if in_place:
-        results["y"] = inputs.x.copy()
+        results["y"] = memory.array(inputs.x, d.dtype, offset)
         inputs.x[...] = d.x
     stepped = inputs.moving_mean.copy(), inputs.moving_var.copy()
     inputs.moving_mean[...] = inputs.moving_var[...] = np.nan  # of no use to backward
@@ -106,7 +112,10 @@ def run(
         np.testing.assert_array_equal(array, getattr(d, name).astype(array.dtype), name)
     return SimpleNamespace(
         **{name: results[name] for name in ("y", "mean", "inv_std")},
-        **{name: SimpleNamespace(grad=results[name]) for name in ("x", "gamma", "beta")},
+        **{
+            name: SimpleNamespace(grad=results.get(name))
+            for name in ("x", "gamma", "beta", "addend")
+        },
         saved=inputs.saved,
         counters=list(inputs.counters),
         moving_mean=stepped[0],
@@ -133,6 +142,8 @@ def _forward(
         use_batch=use_batch_stats or (is_train and not use_global_stats),
         step=is_train and (step_global_stats or not use_global_stats),
         counters=address(inputs.counters),
+        fused=address(inputs.addend),
+        relu=inputs.relu,
     )
     _gpu.forward(arguments, d.dtype, memory.allocate, device=device)
     return {
@@ -149,6 +160,9 @@ def _backward(d, inputs, results, requests, memory, device, fix_gamma):
         **_common(d, inputs, fix_gamma),
         **_results(("x", "gamma", "beta"), results, requests),
         dy=address(inputs.dy),
+        fused=address(results["y"]) if inputs.relu else None,
+        daddend=address(results.get("addend")),
+        daddend_add=requests.get("addend") == "add",
     )
     _gpu.backward(arguments, d.dtype, memory.allocate, device=device)
 

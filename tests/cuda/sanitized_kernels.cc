@@ -71,8 +71,9 @@ struct TypeOf<double> {
 struct Case {
   const char* name;
   View view;
-  size_t offset;   // of the tensors, in values: not aligned for accesses of 16 bytes
-  bool use_batch;  // and all results are written; else they are added
+  size_t offset;       // of the tensors, in values: not aligned for accesses of 16 bytes
+  bool use_batch;      // and all results are written; else they are added
+  bool fused = false;  // an addend and a ReLU
 };
 
 // Values in [-1, 1] that every type holds.
@@ -110,13 +111,16 @@ bool Run(const Case& the_case) {
   std::vector<P> moving_mean = old_mean, moving_var = old_var;
   T filling;
   FromDouble(kBefore, &filling);
-  std::vector<T> y(x.size(), filling), dx = y;
+  std::vector<T> y(x.size(), filling), dx = y, daddend = y;
+  const std::vector<T> addend = Draw<T>(view.Size(), offset, 6);
   std::vector<P> mean(channels, kBefore), inv_std = mean, dgamma = mean, dbeta = mean;
   std::vector<double> saved(2 * channels + 1), terms(2 * channels);
 
   mxbn::gpu::Arguments a{};
   a.x = x.data() + offset;
   a.out = y.data() + offset;
+  a.fused = the_case.fused ? addend.data() + offset : nullptr;
+  a.relu = the_case.fused;
   a.gamma = gamma.data();
   a.beta = beta.data();
   a.moving_mean = moving_mean.data();
@@ -136,6 +140,9 @@ bool Run(const Case& the_case) {
 
   a.dy = dy.data() + offset;
   a.out = dx.data() + offset;
+  a.fused = the_case.fused ? y.data() + offset : nullptr;
+  a.daddend = the_case.fused ? daddend.data() + offset : nullptr;
+  a.daddend_add = add;
   a.first = dgamma.data();
   a.second = dbeta.data();
   mxbn::gpu::MakePlan(view, TypeOf<T>::kType, &a);
@@ -156,8 +163,11 @@ bool Run(const Case& the_case) {
     const double m = batch ? batch_mean : old_mean[c], v = batch ? batch_var : old_var[c];
     const double scale = 1 / std::sqrt(v + kEps);
     const auto xh = [&](size_t i) { return (ToDouble(x[i]) - m) * scale; };
-    const double sum_dy = sum([&](size_t i) { return ToDouble(dy[i]); });
-    const double sum_dy_xh = sum([&](size_t i) { return ToDouble(dy[i]) * xh(i); });
+    const auto head = [&](size_t i) {
+      return the_case.fused && ToDouble(y[i]) <= 0 ? 0 : ToDouble(dy[i]);
+    };
+    const double sum_dy = sum([&](size_t i) { return head(i); });
+    const double sum_dy_xh = sum([&](size_t i) { return head(i) * xh(i); });
     const double steps = batch ? 1 - kMomentum : 0;
     if (Differs("mean", c, mean[c], before + m, 1) ||
         Differs("1/std", c, inv_std[c], before + scale, scale) ||
@@ -169,10 +179,12 @@ bool Run(const Case& the_case) {
     }
     const double wrong = sum([&](size_t i) {
       const double slope = batch ? sum_dy / n + xh(i) * sum_dy_xh / n : 0;
-      const double out = before + xh(i) * gamma[c] + beta[c];
-      const double gradient = before + gamma[c] * scale * (ToDouble(dy[i]) - slope);
-      return Differs("output", i, y[i], out, scale) ||
-             Differs("gradient of data", i, dx[i], gradient, scale);
+      double out = xh(i) * gamma[c] + beta[c];
+      if (the_case.fused) out = std::max(0.0, out + ToDouble(addend[i]));
+      const double gradient = before + gamma[c] * scale * (head(i) - slope);
+      return Differs("output", i, y[i], before + out, scale) ||
+             Differs("gradient of data", i, dx[i], gradient, scale) ||
+             (the_case.fused && Differs("gradient of addend", i, daddend[i], before + head(i), 0));
     });
     if (wrong > 0) return false;
   }
@@ -197,6 +209,10 @@ int main() {
       {"columns in tiles", {3, 150, 2, 1}, 0, true},
       {"columns in pieces", {1500, 3, 4, 1}, 0, true},
       {"one value", {1, 1, 1, 1}, 0, true},
+      {"fused, rows", {3, 2, 64, 1}, 0, true, true},
+      {"fused, rows, not aligned, moving statistics", {2, 2, 64, 1}, 1, false, true},
+      {"fused, columns in pieces", {1500, 3, 4, 1}, 0, true, true},
+      {"fused, columns of single values, moving statistics", {70, 5, 3, 1}, 0, false, true},
   };
   try {
     for (const Case& each : cases) {
