@@ -1,4 +1,4 @@
-"""Module with a safe reading of the moving statistics."""
+"""Module whose forwards run in their own modes, with a safe reading of the moving statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,29 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     built-in Module, right after `forward`, may therefore read moving statistics that are about to
     change, or not read them at all when nothing called `update`. This one waits first, and so do
     `save_params` and `save_checkpoint`, which call it.
+
+    Nor do executors hand `is_train` to their operators when they are called, but when these run: a
+    forward in another mode, right after one that still waits for its turn, changes the mode of that
+    too. This one waits before such a change.
     """
+
+    _is_train: bool | None = None  # of the last forward
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Run forward, after all pending work if the last forward was of another mode.
+
+        Parameters
+        ----------
+        data_batch : mx.io.DataBatch
+            The data.
+        is_train : bool, optional
+            Training or inference; by default `for_training` of `bind`.
+        """
+        mode = bool(self.for_training if is_train is None else is_train)
+        if self._is_train is not None and self._is_train != mode:
+            mx.nd.waitall()
+        self._is_train = mode
+        super().forward(data_batch, is_train)
 
     def get_params(self) -> Any:
         """Wait for pending work, then return the parameters and auxiliary states.
