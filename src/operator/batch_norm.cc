@@ -1,4 +1,4 @@
-// The operator as MXNet sees it: its registration and its gradient.
+// The operator as MXNet sees it: its registration and its gradients.
 #include <string>
 #include <vector>
 
@@ -20,6 +20,7 @@ using WorkspaceRequest = std::vector<mxnet::ResourceRequest>(const nnvm::NodeAtt
 
 constexpr char kForwardName[] = "mxbn_BatchNorm";
 constexpr char kBackwardName[] = "_backward_mxbn_BatchNorm";
+constexpr char kSecondName[] = "_backward_backward_mxbn_BatchNorm";
 
 nnvm::Op& NewOp(const char* name) {
   return dmlc::Registry<nnvm::Op>::Get()
@@ -45,6 +46,41 @@ std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
   return gradients;
 }
 
+// The gradients of a backward. None flows to `saved`: how mean and variance depend on data is part
+// of the gradient of data.
+std::vector<nnvm::NodeEntry> SecondGradients(const nnvm::ObjectPtr& node,
+                                             const std::vector<nnvm::NodeEntry>& head_gradients) {
+  const std::vector<nnvm::NodeEntry>& backward_inputs = abi::Get(node.get()).inputs;
+  std::vector<nnvm::NodeEntry> inputs = head_gradients;
+  inputs.insert(inputs.end(), backward_inputs.begin(), backward_inputs.end());
+  const std::vector<nnvm::NodeEntry> gradients = abi::MakeGradientNode(kSecondName, node, inputs);
+  return {gradients[kForHeadGradient], nnvm::NodeEntry{abi::MakeNoGradientNode(), 0, 0},
+          gradients[kForData], gradients[kForGamma]};
+}
+
+// MXNet also asks for these, with head gradients that have no nodes, when it records what may never
+// be differentiated.
+std::vector<nnvm::NodeEntry> ThirdGradients(const nnvm::ObjectPtr&,
+                                            const std::vector<nnvm::NodeEntry>& head_gradients) {
+  for (const nnvm::NodeEntry& head : head_gradients) {
+    if (head.node != nullptr) {
+      Fail("a third derivative was asked for, expected at most second derivatives");
+    }
+  }
+  return std::vector<nnvm::NodeEntry>(kSecondInputs,
+                                      nnvm::NodeEntry{abi::MakeNoGradientNode(), 0, 0});
+}
+
+void RegisterSecond() {
+  NewOp(kSecondName)
+      .set_num_inputs(kSecondInputs)
+      .set_num_outputs(kSecondGradients)
+      .set_attr<nnvm::TIsBackward>("TIsBackward", true)
+      .set_attr<mxnet::FCompute>("FCompute<cpu>", SecondCompute)
+      .set_attr<mxnet::FCompute>("FCompute<gpu>", SecondComputeGpu)
+      .set_attr<nnvm::FGradient>("FGradient", ThirdGradients);
+}
+
 void RegisterBackward() {
   NewOp(kBackwardName)
       .set_num_inputs(kBackwardInputs)
@@ -53,7 +89,8 @@ void RegisterBackward() {
       .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", BackwardCompute)
       .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", BackwardComputeEx)
-      .set_attr<mxnet::FCompute>("FCompute<gpu>", BackwardComputeGpu);
+      .set_attr<mxnet::FCompute>("FCompute<gpu>", BackwardComputeGpu)
+      .set_attr<nnvm::FGradient>("FGradient", SecondGradients);
 }
 
 void RegisterForward() {
@@ -121,6 +158,7 @@ extern "C" {
 __attribute__((visibility("default"))) const char* mxbn_register() {
   static const std::string error = [] {
     try {
+      mxbn::RegisterSecond();
       mxbn::RegisterBackward();
       mxbn::RegisterForward();
       return std::string();

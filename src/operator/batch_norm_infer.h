@@ -19,6 +19,9 @@ enum Input { kData, kGamma, kBeta, kMovingMean, kMovingVar, kInputs };
 enum Output { kOutput, kMean, kInvStd, kSaved, kOutputs };
 enum BackwardInput { kHeadGradient, kSavedInput, kDataInput, kGammaInput, kBackwardInputs };
 enum Gradient { kDataGradient, kGammaGradient, kBetaGradient, kGradients };
+// The backward's gradient is given one for each of the above, then what the backward was given.
+constexpr int kSecondInputs = kGradients + kBackwardInputs;
+enum SecondGradient { kForHeadGradient, kForData, kForGamma, kSecondGradients };
 extern const char* const kInputNames[kInputs];
 
 // The mode of the last forward of a node, by the array of its moving mean, of which each executor
