@@ -43,14 +43,19 @@ def draw_heads(d, seed=1):
     return u, *(rounded(rs.randn(channels), d.param) for _ in range(2))
 
 
+def kept_by(d, is_train, **attributes):
+    """What a forward of the drawing keeps."""
+    return reference.forward(
+        d.x, d.gamma, d.beta, d.moving_mean, d.moving_var,
+        is_train=is_train, axis=d.axis, **attributes,
+    )  # fmt: skip
+
+
 def right_second(d, heads, is_train, dy=None, **attributes):
     """The gradients for dy, x and gamma, and how large the terms are that they add up."""
     fixed = attributes.get("fix_gamma", True)
     dy = d.dy if dy is None else dy
-    kept = reference.forward(
-        d.x, d.gamma, d.beta, d.moving_mean, d.moving_var,
-        is_train=is_train, axis=d.axis, **attributes,
-    )  # fmt: skip
+    kept = kept_by(d, is_train, **attributes)
     want = reference.second_backward(
         heads, dy, d.x, d.gamma, kept, fix_gamma=fixed, axis=d.axis
     )
