@@ -208,10 +208,9 @@ def second_backward(
         L = gamma * s * (W - A * U / n - B * V / n) + p * B + q * A.
 
     From it follow ``dL / d gamma = s * K``, with ``K = W - A * U / n - B * V / n``, and
-    ``dL / d dy = gamma * s * (u - U / n) + a * xh + q``, with ``a = p - gamma * s * V / n``. Through
-    xh, where B and V depend on it, L gets ``h = a * dy + b * u``, with ``b = -gamma * s * B / n``.
-    And xh depends on data like the output of a `forward` with gamma 1, s as
-    ``ds / dx = -s**2 * xh / n``:
+    ``dL / d dy = gamma * s * (u - U / n) + a * xh + q``, with ``a = p - gamma * s * V / n``. B and
+    V depend on xh: ``dL / d xh = h = a * dy + b * u``, with ``b = -gamma * s * B / n``. And xh
+    depends on data like the output of a `forward` with gamma 1, s as ``ds / dx = -s**2 * xh / n``:
 
         dL / dx = s * (h - sum h / n - xh * sum(h * xh) / n) - gamma * K * s**2 * xh / n,
 

@@ -9,7 +9,6 @@ import pytest
 from cuda import build, passes
 from helpers import DTYPES, MODES, check, draw, right, run_script, same_bits
 from hypothesis import HealthCheck, given, settings
-from test_second_order import check_second, draw_heads, kept_by, right_second
 from test_operator import (
     CHANNELS,
     OUTPUT_UNITS,
@@ -19,6 +18,7 @@ from test_operator import (
     check_all,
     flags_of,
 )
+from test_second_order import check_second, draw_heads, kept_by, right_second
 
 pytestmark = pytest.mark.skipif(
     shutil.which(build.COMPILER[0]) is None, reason=f"needs the C++ compiler {build.COMPILER[0]}"
@@ -356,10 +356,11 @@ def test_every_second_derivative_honours_its_own_request(run_second_and_check, m
     ("shape", "axis", "several"),
     [
         ((3, 5, 64), 1, False),
-        ((64, 8, 4, 4), 1, False),
-        ((9, 13, 17, 12), -1, False),
+        ((64, 8, 4, 4), 1, True),
+        ((9, 13, 17, 12), -1, True),
         ((2, 1, 20000), 1, True),
         ((9001, 3), -1, True),
+        ((70, 5, 4), 1, True),
         ((33, 1), 1, False),
         ((7,), 0, False),
         ((0, 3, 2), 1, None),

@@ -56,9 +56,7 @@ def right_second(d, heads, is_train, dy=None, **attributes):
     fixed = attributes.get("fix_gamma", True)
     dy = d.dy if dy is None else dy
     kept = kept_by(d, is_train, **attributes)
-    want = reference.second_backward(
-        heads, dy, d.x, d.gamma, kept, fix_gamma=fixed, axis=d.axis
-    )
+    want = reference.second_backward(heads, dy, d.x, d.gamma, kept, fix_gamma=fixed, axis=d.axis)
     if d.x.size == 0:
         return dict(zip(RESULTS, want)), dict.fromkeys(RESULTS, 1.0)
     by_channel = [
@@ -107,7 +105,7 @@ def only(heads, of):
 
 
 def run(d, heads, is_train, of=VARIABLES, grad_req="write", fill=None, **attributes):
-    """A loss of some gradients, differentiated; fill is what the arrays of gradients hold before."""
+    """A loss of some gradients, differentiated; fill is what was in the arrays of gradients."""
     a = arrays(d, dict.fromkeys(of, grad_req) if isinstance(grad_req, str) else grad_req)
     if fill is not None:
         for key in of:
@@ -124,9 +122,7 @@ def run_for_dy(d, heads, is_train, **attributes):
     t.attach_grad()
     with autograd.record(train_mode=is_train):
         shifted = mx.nd.elemwise_add(call(d, a, **attributes), t)
-        gradients = autograd.grad(
-            mx.nd.square(shifted), [a.x, a.gamma, a.beta], create_graph=True
-        )
+        gradients = autograd.grad(mx.nd.square(shifted), [a.x, a.gamma, a.beta], create_graph=True)
     autograd.backward(gradients, head_arrays(d, heads))
     return t.grad.asnumpy() / 2, 2 * shifted.asnumpy().astype("float64")
 
@@ -351,12 +347,14 @@ def test_a_head_gradient_that_does_not_fit_is_refused(which, name, expected):
     d = draw((6, 3), seed=22)
     a = arrays(d)
     gradients = record_gradients(d, a, True)
-    with pytest.raises(  # noqa: PT012: MXNet raises now or when it is waited for
-        mx.base.MXNetError,
-        match=rf"the head gradient of {name}'s gradient has shape \(5,\), expected {expected}",
-    ):
+
+    def differentiate():
         gradients[which].backward(mx.nd.ones(5))
         mx.nd.waitall()
+
+    text = rf"the head gradient of {name}'s gradient has shape \(5,\), expected {expected}"
+    with pytest.raises(mx.base.MXNetError, match=text):
+        differentiate()
 
 
 # ------------------------------------------------------------------------------------ in networks

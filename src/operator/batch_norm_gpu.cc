@@ -42,13 +42,14 @@ class Launcher {
     Launch(name + (a_.columns ? "_columns" : "_rows"), across, a_.splits);
   }
 
-  // One of the second derivatives' kernels, which take all tensors in one way.
-  void OverPieces(const std::string& name) const { Launch(name, a_.channels, a_.splits); }
-  void OverValues(const std::string& name) const { Launch(name, CeilDiv(Size(a_), kThreads), 1); }
+  // One of the kernels with a warp per channel, or per piece of one.
+  void OverChannels(const std::string& name, int64_t pieces = 1) const {
+    Launch(name, CeilDiv(a_.channels * pieces, kThreads / kWarp), 1);
+  }
 
-  // One of the kernels with a warp per channel.
-  void OverChannels(const std::string& name) const {
-    Launch(name, CeilDiv(a_.channels, kThreads / kWarp), 1);
+  // The one with some values per thread.
+  void OverValues(const std::string& name) const {
+    Launch(name, CeilDiv(Size(a_), kThreads * kSecondValues), 1);
   }
 
  private:
@@ -64,12 +65,12 @@ class Launcher {
   cuda::Device& device_;
 };
 
-// Some of a channel's values per block.
+// Some of a channel's values per warp.
 void MakeSecondPlan(Arguments* arguments) {
   Arguments& a = *arguments;
   const int64_t n = a.outer * a.inner;
-  const int64_t most = CeilDiv(n, kThreads * kMinAccesses);
-  const int64_t splits = std::max<int64_t>(1, std::min(CeilDiv(kBlocks, a.channels), most));
+  const int64_t enough = CeilDiv(kBlocks * (kThreads / kWarp), a.channels);
+  const int64_t splits = std::min(enough, CeilDiv(n, kWarp * kSecondValues));
   a.piece = CeilDiv(n, splits);
   a.splits = static_cast<int>(CeilDiv(n, a.piece));
 }
@@ -104,7 +105,7 @@ void MakePlan(const View& view, DataType type, Arguments* arguments) {
 }
 
 size_t PartsSize(const Arguments& a) {
-  if (a.second_order) return kSecondSums * (kThreads / kWarp) * a.splits * a.channels;
+  if (a.second_order) return static_cast<size_t>(kSecondSums * a.splits * a.channels);
   return static_cast<size_t>(2 * a.splits * a.channels * (a.columns ? a.inner : 1));
 }
 
@@ -131,7 +132,7 @@ void Backward(const Arguments& a, DataType type, const Queue& queue) {
 void Second(const Arguments& a, DataType type, const Queue& queue) {
   if (a.channels == 0) return;
   const Launcher launch(a, type, queue);
-  if (Size(a) > 0) launch.OverPieces("second_reduce");
+  if (Size(a) > 0) launch.OverChannels("second_reduce", a.splits);
   launch.OverChannels("second_finish");
   const bool applies = a.out != nullptr || a.for_dy != nullptr;
   if (applies && Size(a) > 0) launch.OverValues("second");

@@ -11,6 +11,7 @@ constexpr int kWarp = 32;         // threads that run together
 constexpr int kAccessBytes = 16;  // of a vector access
 constexpr int kSecondSums = 5;    // of a channel, for the second derivatives
 constexpr int kSecondTerms = 6;
+constexpr int kSecondValues = 8;  // of a thread
 
 // All pointers are to device memory. The types of data and parameters follow from the kernel.
 struct Arguments {

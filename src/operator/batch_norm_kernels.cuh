@@ -658,7 +658,7 @@ __device__ void Backward(const Arguments& a, bool columns) {
       mxbn::gpu::Function<T, 1>(a, columns);                                   \
     }                                                                          \
   }
-#define MXBN_PLAIN_KERNEL(name, Function, suffix, T)               \
+#define MXBN_PLAIN_KERNEL(name, Function, suffix, T)                \
   extern "C" __global__ void __launch_bounds__(mxbn::gpu::kThreads) \
       mxbn_##name##_##suffix(const mxbn::gpu::Arguments a) {        \
     mxbn::gpu::Function<T>(a);                                      \
@@ -666,16 +666,16 @@ __device__ void Backward(const Arguments& a, bool columns) {
 #define MXBN_KERNELS(suffix, T)                                         \
   MXBN_KERNEL(statistics_rows, Statistics, suffix, T, false)            \
   MXBN_KERNEL(statistics_columns, Statistics, suffix, T, true)          \
-  MXBN_PLAIN_KERNEL(forward_finish, ForwardFinish, suffix, T)          \
+  MXBN_PLAIN_KERNEL(forward_finish, ForwardFinish, suffix, T)           \
   MXBN_KERNEL(forward_rows, Forward, suffix, T, false)                  \
   MXBN_KERNEL(forward_columns, Forward, suffix, T, true)                \
   MXBN_KERNEL(backward_reduce_rows, BackwardReduce, suffix, T, false)   \
   MXBN_KERNEL(backward_reduce_columns, BackwardReduce, suffix, T, true) \
-  MXBN_PLAIN_KERNEL(backward_finish, BackwardFinish, suffix, T)        \
+  MXBN_PLAIN_KERNEL(backward_finish, BackwardFinish, suffix, T)         \
   MXBN_KERNEL(backward_rows, Backward, suffix, T, false)                \
   MXBN_KERNEL(backward_columns, Backward, suffix, T, true)              \
-  MXBN_PLAIN_KERNEL(second_reduce, SecondReduce, suffix, T)            \
-  MXBN_PLAIN_KERNEL(second_finish, SecondFinish, suffix, T)            \
+  MXBN_PLAIN_KERNEL(second_reduce, SecondReduce, suffix, T)             \
+  MXBN_PLAIN_KERNEL(second_finish, SecondFinish, suffix, T)             \
   MXBN_PLAIN_KERNEL(second, Second, suffix, T)
 
 MXBN_KERNELS(float16, mxbn::gpu::Half)

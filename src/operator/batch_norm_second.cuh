@@ -21,16 +21,17 @@ __device__ inline void AddLanes(double (&sums)[kSecondSums]) {
   }
 }
 
-// Block (channel, split): each warp writes the sums of its values.
+// One warp per piece of a channel; those next to each other have the same piece of neighbours.
 template <typename T>
 __device__ void SecondReduce(const Arguments& a) {
-  if (!UsesBatch(a) && a.first == nullptr) return;
-  const long long channel = blockIdx.x, n = a.outer * a.inner;
-  const long long start = blockIdx.y * a.piece;
+  const long long warp = WarpsChannel();  // there are as many for each piece as channels
+  const long long part = warp / a.channels, channel = warp % a.channels;
+  if (part >= a.splits || (!UsesBatch(a) && a.first == nullptr)) return;
+  const long long n = a.outer * a.inner, start = part * a.piece;
   const long long end = start + a.piece < n ? start + a.piece : n;
   const double mean = a.saved[channel];
   double sums[kSecondSums] = {};
-  for (long long i = start + threadIdx.x; i < end; i += kThreads) {
+  for (long long i = start + threadIdx.x % kWarp; i < end; i += kWarp) {
     const long long row = i / a.inner;
     const long long at = (row * a.channels + channel) * a.inner + i - row * a.inner;
     const double x = At<T>(a.x, at) - mean, dy = At<T>(a.dy, at), u = At<T>(a.ddx, at);
@@ -42,7 +43,6 @@ __device__ void SecondReduce(const Arguments& a) {
   }
   AddLanes(sums);
   if (threadIdx.x % kWarp != 0) return;
-  const long long part = blockIdx.y * (kThreads / kWarp) + threadIdx.x / kWarp;
   for (int k = 0; k < kSecondSums; ++k) {
     a.parts[(part * kSecondSums + k) * a.channels + channel] = sums[k];
   }
@@ -58,7 +58,7 @@ __device__ void SecondFinish(const Arguments& a) {
   const double n = static_cast<double>(a.outer * a.inner);
   double sums[kSecondSums] = {};
   if (batch || a.first != nullptr) {
-    for (int part = threadIdx.x % kWarp; part < a.splits * (kThreads / kWarp); part += kWarp) {
+    for (int part = threadIdx.x % kWarp; part < a.splits; part += kWarp) {
       for (int k = 0; k < kSecondSums; ++k) {
         sums[k] += a.parts[(static_cast<long long>(part) * kSecondSums + k) * a.channels + channel];
       }
@@ -101,15 +101,14 @@ __device__ inline void Put(void* result, long long i, Compute<T> value, bool add
   Assign(at, add ? ToCompute(*at) + value : value);
 }
 
-// One thread per value.
 template <typename T>
-__device__ void Second(const Arguments& a) {
+__device__ void SecondOf(const Arguments& a, long long i) {
   using C = Compute<T>;
-  const long long i = blockIdx.x * static_cast<long long>(kThreads) + threadIdx.x;
-  if (i >= a.outer * a.channels * a.inner) return;
   const long long channel = i / a.inner % a.channels;
   const auto term = [&](int which) { return a.terms[which * a.channels + channel]; };
-  const auto value = [i](const void* tensor) { return ToCompute(static_cast<const T*>(tensor)[i]); };
+  const auto value = [i](const void* tensor) {
+    return ToCompute(static_cast<const T*>(tensor)[i]);
+  };
   const C cross = static_cast<C>(term(kCross)), dy = value(a.dy);
   const C u = Centred(value(a.ddx), term(kMeanU)), x = Centred(value(a.x), a.saved[channel]);
   if (a.for_dy != nullptr) {
@@ -123,6 +122,16 @@ __device__ void Second(const Arguments& a) {
             static_cast<C>(term(kXToX)) * x;
   }
   Put<T>(a.out, i, for_x, a.out_add);
+}
+
+template <typename T>
+__device__ void Second(const Arguments& a) {
+  constexpr long long kBlockValues = kThreads * kSecondValues;
+  const long long size = a.outer * a.channels * a.inner, next = (blockIdx.x + 1) * kBlockValues;
+  const long long end = next < size ? next : size;
+  for (long long i = blockIdx.x * kBlockValues + threadIdx.x; i < end; i += kThreads) {
+    SecondOf<T>(a, i);
+  }
 }
 
 }  // namespace gpu

@@ -82,8 +82,8 @@ class SecondPass {
       : a_(arguments), kernels_(SelectKernels<T>()), terms_(a_.view.channels, kTerms) {}
 
   bool reduces() const {
-    const bool wanted = (a_.for_gamma.data != nullptr && a_.gamma != nullptr) ||
-                        (a_.use_batch && applies());
+    const bool wanted =
+        (a_.for_gamma.data != nullptr && a_.gamma != nullptr) || (a_.use_batch && applies());
     return wanted && a_.view.PerChannel() > 0;
   }
   bool applies() const { return a_.for_dy.data != nullptr || a_.for_x.data != nullptr; }
