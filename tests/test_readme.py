@@ -39,3 +39,8 @@ def test_existing_code_is_made_with_our_layers(tmp_path):
     (code,) = [each for each in EXAMPLES if "replace_builtin" in each]
     code = f"import mxnet as mx, mxbn\n{code}\nprint([type(layer) for layer in net.features])"
     assert "mxbn.gluon.BatchNorm" in run(code, tmp_path)
+
+
+def test_a_gradient_penalty_has_a_gradient(tmp_path):
+    (code,) = [each for each in EXAMPLES if "create_graph" in each]
+    assert float(run(code, tmp_path)) > 0
