@@ -477,3 +477,36 @@ def test_arrays_of_numpy_mode():
             (gradient,) = autograd.grad(y, [x], dy, create_graph=True)
         gradient.backward(u)
     check_second({"x": x.grad}, *right_second(d, heads, True, fix_gamma=False))
+
+
+@DTYPE
+@pytest.mark.parametrize("is_train", [True, False])
+@pytest.mark.parametrize("with_addend", [False, True])
+def test_a_fused_operator_is_differentiated_like_its_parts(with_addend, is_train, dtype):
+    d = draw((6, 3, 5), dtype=dtype, seed=31, mean=0.5)
+    rs = np.random.RandomState(32)
+    heads = [rounded(rs.randn(*d.shape), dtype), *(rounded(rs.randn(3), d.param) for _ in range(2))]
+    heads += [rounded(rs.randn(*d.shape), dtype)] * with_addend
+
+    def second(fused):
+        a = arrays(d)
+        addend, dy = nd(rounded(d.dy[::-1], dtype), dtype), a.dy
+        variables = [a.x, a.gamma, a.beta] + [addend] * with_addend
+        for array in (addend, dy):
+            array.attach_grad()
+        with autograd.record(train_mode=is_train):
+            if fused:
+                y = call(
+                    d, a, fix_gamma=False, act_type="relu", addend=addend if with_addend else None
+                )
+            else:
+                y = call(d, a, fix_gamma=False)
+                y = mx.nd.relu(y + addend if with_addend else y)
+            first = autograd.grad((y * dy).sum(), variables, create_graph=True)
+            loss = sum((g.astype("float64") * nd(h, "float64")).sum() for g, h in zip(first, heads))
+        loss.backward()
+        return [array.grad for array in (dy, *variables)]
+
+    assert (second(True)[0].asnumpy() != 0).any()
+    for got, want in zip(second(True), second(False)):
+        check(got, want.asnumpy(), 16)
