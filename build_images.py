@@ -13,7 +13,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "src" / "operator"
 KERNELS = "batch_norm_kernels.cuh"
-HEADERS = ("batch_norm_gpu_arguments.h", "counter.h")  # those that the kernels include
+# Those that the kernels include.
+HEADERS = ("batch_norm_gpu_arguments.h", "batch_norm_second.cuh", "counter.h")
 OPTIONS = ("--std=c++14",)
 REQUIREMENT = "nvidia-cuda-nvrtc-cu11==11.8.89"  # as in pyproject.toml
 

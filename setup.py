@@ -54,6 +54,7 @@ PLAIN_FILES = [
     "batch_norm_cpu.cc",
     "batch_norm_cpu_select.cc",
     "batch_norm_gpu.cc",
+    "batch_norm_second_cpu.cc",
     "counters.cc",
     "cuda_driver.cc",
     "gpu_exports.cc",

@@ -49,6 +49,12 @@ class Arguments(ctypes.Structure):
         ("daddend", ctypes.c_void_p),
         ("daddend_add", ctypes.c_int),
         ("counters", ctypes.c_void_p),
+        ("second_order", ctypes.c_int),
+        ("ddx", ctypes.c_void_p),
+        ("ddgamma", ctypes.c_void_p),
+        ("ddbeta", ctypes.c_void_p),
+        ("for_dy", ctypes.c_void_p),
+        ("for_dy_add", ctypes.c_int),
     )
 
 
@@ -106,6 +112,11 @@ def backward(
 ) -> None:
     """Start a backward pass; parameters as for `forward`."""
     _run("mxbn_gpu_backward", arguments, dtype, allocate, **queue)
+
+
+def second(arguments: Arguments, dtype: str, allocate: Callable[[int], int], **queue: Any) -> None:
+    """Start the second derivatives, of arguments with second_order; parameters as for `forward`."""
+    _run("mxbn_gpu_second", arguments, dtype, allocate, **queue)
 
 
 def _run(

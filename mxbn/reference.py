@@ -1,7 +1,7 @@
 """BatchNorm in NumPy, in float64: the specification of the operator, and the oracle of its tests.
 
-Nothing here is fast. The formulas of `backward` are the derivatives of `forward`; the tests check
-them by central differences.
+Nothing here is fast. The formulas of `backward` are the derivatives of `forward`, those of
+`second_backward` the derivatives of `backward`; the tests check them by central differences.
 """
 
 from __future__ import annotations
@@ -216,6 +216,89 @@ def let_through(head_gradient: Array, output: Array) -> Array:
     output = np.asarray(output, np.float64)
     with np.errstate(invalid="ignore"):
         return np.where(output > 0, np.asarray(head_gradient, np.float64), 0 * output)
+
+
+def second_backward(
+    head_gradients: tuple[Array, Array, Array],
+    head_gradient: Array,
+    data: Array,
+    gamma: Array,
+    kept: Forward,
+    *,
+    fix_gamma: bool = True,
+    axis: int = 1,
+) -> tuple[Array, Array, Array]:
+    """Gradients of a backward: second derivatives.
+
+    The loss ``L`` may depend on all that `backward` returns: its gradients with respect to dx,
+    dgamma and dbeta are ``u``, ``p`` and ``q``, per channel
+
+        dL = sum u * d(dx) + p * d(dgamma) + q * d(dbeta).
+
+    With ``s = inv_std``, ``n`` values per channel and the sums ``A = sum dy``, ``B = sum dy * xh``,
+    ``U = sum u``, ``V = sum u * xh``, ``W = sum u * dy``, all of L that depends on dy, gamma, xh
+    and s is
+
+        L = gamma * s * (W - A * U / n - B * V / n) + p * B + q * A.
+
+    From it follow ``dL / d gamma = s * K``, with ``K = W - A * U / n - B * V / n``, and
+    ``dL / d dy = gamma * s * (u - U / n) + a * xh + q``, with ``a = p - gamma * s * V / n``. B and
+    V depend on xh: ``dL / d xh = h = a * dy + b * u``, with ``b = -gamma * s * B / n``. And xh
+    depends on data like the output of a `forward` with gamma 1, s as ``ds / dx = -s**2 * xh / n``:
+
+        dL / dx = s * (h - sum h / n - xh * sum(h * xh) / n) - gamma * K * s**2 * xh / n,
+
+    ``sum h = a * A + b * U`` and ``sum(h * xh) = a * B + b * V``. With moving statistics, s and the
+    mean are constants and dx is ``gamma * s * dy``: the terms with ``1 / n`` are gone.
+
+    Parameters
+    ----------
+    head_gradients : tuple of three array_like
+        u, of the shape of the data, p and q, (channels,).
+    head_gradient, data : array_like
+        As given to `backward`.
+    gamma : array_like
+        (channels,).
+    kept : Forward
+        What the forward returned.
+    fix_gamma, axis
+        As in the forward.
+
+    Returns
+    -------
+    (numpy.ndarray, numpy.ndarray, numpy.ndarray)
+        Gradients of the head gradient, of data and of gamma (zero with fix_gamma), in float64.
+    """
+    u, p, q = (np.asarray(each, np.float64) for each in head_gradients)
+    dy = np.asarray(head_gradient, np.float64)
+    data = np.asarray(data, np.float64)
+    s = kept.inv_std
+    if fix_gamma:  # gamma's gradient is always 0
+        gamma, p = np.ones_like(s), np.zeros_like(s)
+
+    def along(channels: Array) -> Array:
+        return _shaped(channels, data, axis)
+
+    def total(values: Array) -> Array:
+        return _sum(_by_channel(values, axis))
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale = np.asarray(gamma, np.float64) * s
+        xh = (data - along(kept.mean)) * along(s)
+        if kept.used_batch and data.size > 0:
+            n = data.size // data.shape[axis]
+            u_rest, dy_rest = u - along(total(u) / n), dy - along(total(dy) / n)
+            uxh, dyxh = total(u * xh) / n, total(dy * xh) / n
+            k = total(u_rest * dy_rest) - n * uxh * dyxh
+            a, b = p - scale * uxh, -scale * dyxh
+            slope = a * dyxh + b * uxh + scale * k / n
+            for_dy = along(scale) * u_rest + along(a) * xh + along(q)
+            for_x = along(s) * (along(a) * dy_rest + along(b) * u_rest - along(slope) * xh)
+        else:
+            k = total(u * dy)
+            for_dy = along(scale) * u + along(p) * xh + along(q)
+            for_x = along(s * p) * dy
+    return for_dy, for_x, np.zeros_like(s) if fix_gamma else s * k
 
 
 def _inverse_std(var: Array, eps: float) -> Array:

@@ -41,6 +41,9 @@ KERNELS = {
         "backward_finish",
         "backward_rows",
         "backward_columns",
+        "second_reduce",
+        "second_finish",
+        "second",
     )
     for dtype in ("float16", "float32", "float64")
 }

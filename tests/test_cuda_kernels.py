@@ -19,6 +19,7 @@ from test_operator import (
     check_all,
     flags_of,
 )
+from test_second_order import check_second, draw_heads, kept_by, right_second
 
 pytestmark = pytest.mark.skipif(
     shutil.which(build.COMPILER[0]) is None, reason=f"needs the C++ compiler {build.COMPILER[0]}"
@@ -372,6 +373,83 @@ def test_the_same_bits_every_time_in_whatever_order_threads_run(run, shape, axis
             assert same_bits(getattr(again, name), getattr(first, name)), name
         for name in ("x", "gamma", "beta"):
             assert same_bits(getattr(again, name).grad, getattr(first, name).grad), name
+
+
+@pytest.fixture
+def run_second_and_check(gpu):
+    """The second derivatives of a drawing, compared; returns into how many pieces they were cut."""
+
+    def run_second_and_check(d, is_train=True, requests=None, fill=0.0, **options):
+        heads, fixed = draw_heads(d), {"fix_gamma": options.get("fix_gamma", False)}
+        flags = {k: options.pop(k) for k in [k for k in options if k.startswith("use_")]}
+        kept = kept_by(d, is_train, **fixed, **flags)
+        got, splits = gpu(passes.run_second, d, heads, kept, requests, fill, **options)
+        want, sizes = right_second(d, heads, is_train, **fixed, **flags)
+        for name, request in (requests or {}).items():
+            if request == "null":
+                assert got.pop(name) is None
+            elif request == "add":
+                want[name], sizes[name] = want[name] + fill, sizes[name] + fill
+        check_second(got, want, sizes)
+        return splits
+
+    return run_second_and_check
+
+
+@DTYPE
+@MODE
+@FORM
+@pytest.mark.parametrize("fix_gamma", [False, True])
+def test_second_derivatives_in_every_mode(run_second_and_check, dtype, mode, shape, fix_gamma):
+    is_train, flags = flags_of(mode)
+    run_second_and_check(
+        draw(shape, dtype=dtype, seed=30), is_train, fix_gamma=fix_gamma, device=1, **flags
+    )
+
+
+@pytest.mark.parametrize("request_", ["write", "add", "null"])
+@pytest.mark.parametrize("mode", ["train", "predict"])
+def test_every_second_derivative_honours_its_own_request(run_second_and_check, mode, request_):
+    d, others = draw(ROWS, seed=31), "add" if request_ == "write" else "write"
+    for name in passes.SECOND:
+        requests = {**dict.fromkeys(passes.SECOND, others), name: request_}
+        run_second_and_check(d, mode == "train", requests, fill=2.0)
+
+
+@DTYPE
+@pytest.mark.parametrize(
+    ("shape", "axis", "several"),
+    [
+        ((3, 5, 64), 1, False),
+        ((64, 8, 4, 4), 1, True),
+        ((9, 13, 17, 12), -1, True),
+        ((2, 1, 20000), 1, True),
+        ((9001, 3), -1, True),
+        ((70, 5, 4), 1, True),
+        ((33, 1), 1, False),
+        ((7,), 0, False),
+        ((0, 3, 2), 1, None),
+    ],
+)
+def test_second_derivatives_of_every_form(run_second_and_check, dtype, shape, axis, several):
+    splits = run_second_and_check(draw(shape, axis, dtype, seed=32), offset=1)
+    assert several is None or (splits > 1) == several
+
+
+@pytest.mark.parametrize("mode", ["train", "predict"])
+def test_second_derivatives_in_float32_far_from_zero(run_second_and_check, mode):
+    d = draw((32, 3, 14, 14), seed=33, mean=1e5, std=1.0)
+    d.moving_mean = np.float32(d.moving_mean + 1e5).astype("float64")
+    run_second_and_check(d, mode == "train")
+
+
+def test_second_derivatives_have_the_same_bits_in_whatever_order_threads_run(gpu):
+    d = draw((2, 3, 9000), seed=34)
+    heads, kept = draw_heads(d), kept_by(d, True, fix_gamma=False)
+    first, _ = gpu(passes.run_second, d, heads, kept)
+    for seed in range(1, 4):
+        again, _ = gpu(passes.run_second, d, heads, kept, seed=seed)
+        assert all(same_bits(again[name], first[name]) for name in passes.SECOND)
 
 
 IMAGES = {

@@ -39,3 +39,13 @@ def test_existing_code_is_made_with_our_layers(tmp_path):
     (code,) = [each for each in EXAMPLES if "replace_builtin" in each]
     code = f"import mxnet as mx, mxbn\n{code}\nprint([type(layer) for layer in net.features])"
     assert "mxbn.gluon.BatchNorm" in run(code, tmp_path)
+
+
+def test_a_gradient_penalty_has_a_gradient(tmp_path):
+    (code,) = [each for each in EXAMPLES if "create_graph" in each]
+    assert float(run(code, tmp_path)) > 0
+
+
+def test_a_network_is_fused_as_the_text_shows(tmp_path):
+    (code,) = [each for each in EXAMPLES if "mxbn.fuse" in each]
+    assert run(code, tmp_path) in README.read_text("utf-8")

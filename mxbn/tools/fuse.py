@@ -73,7 +73,7 @@ def fuse(model: Any, data: Any = None, *, tolerance: float | None = None) -> Any
     --------
     >>> net = mx.gluon.model_zoo.vision.resnet18_v1()
     >>> net.initialize()
-    >>> fused = mxbn.fuse(net, (1, 3, 224, 224))
+    >>> fused = mxbn.fuse(net)
     """
     data = {} if data is None else data if isinstance(data, dict) else {"data": data}
     if isinstance(model, mx.gluon.HybridBlock):

@@ -1,4 +1,4 @@
-// The operator as MXNet sees it: its registration and its gradient.
+// The operator as MXNet sees it: its registration and its gradients.
 #include <string>
 #include <vector>
 
@@ -20,6 +20,7 @@ using WorkspaceRequest = std::vector<mxnet::ResourceRequest>(const nnvm::NodeAtt
 
 constexpr char kForwardName[] = "mxbn_BatchNorm";
 constexpr char kBackwardName[] = "_backward_mxbn_BatchNorm";
+constexpr char kSecondName[] = "_backward_backward_mxbn_BatchNorm";
 
 nnvm::Op& NewOp(const char* name, StorageInference infer_storage) {
   return dmlc::Registry<nnvm::Op>::Get()
@@ -46,9 +47,64 @@ std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
   gradients.insert(gradients.begin() + kAddendGradient, 2, nnvm::NodeEntry{none, 0, 0});
   if (param.with_addend && !param.relu) {
     const std::string name = abi::Get(node.get()).attrs.name + "_addend_backward";
-    gradients.emplace_back(abi::MakeIdentityNode(name, head_gradients[kOutput]), 0, 0);
+    gradients.emplace_back(abi::MakeNode("_copy", name, {head_gradients[kOutput]}), 0, 0);
   }
   return gradients;
+}
+
+// The gradients of a backward. None flows to `saved`: how mean and variance depend on data is part
+// of the gradient of data.
+std::vector<nnvm::NodeEntry> SecondGradients(const nnvm::ObjectPtr& node,
+                                             const std::vector<nnvm::NodeEntry>& head_gradients) {
+  using Entry = nnvm::NodeEntry;
+  const abi::Node& backward = abi::Get(node.get());
+  const bool relu = Param(node->attrs).relu;
+  const auto make = [&](const char* op_name, const char* suffix, const std::vector<Entry>& inputs) {
+    return Entry{abi::MakeNode(op_name, backward.attrs.name + suffix, inputs), 0, 0};
+  };
+  // What a ReLU lets through takes the place of dy, and is the gradient of the addend.
+  const auto let_through = [&](const Entry& gradient, const char* suffix) {
+    return make("_backward_relu", suffix, {gradient, backward.inputs[kOutputInput]});
+  };
+  std::vector<Entry> inputs(head_gradients.begin(), head_gradients.begin() + kAddendGradient);
+  inputs.insert(inputs.end(), backward.inputs.begin(), backward.inputs.begin() + kOutputInput);
+  if (relu) {
+    Entry& dy = inputs[kAddendGradient + kHeadGradient];
+    dy = let_through(dy, "_relu");
+  }
+  const std::vector<Entry> gradients = abi::MakeGradientNode(kSecondName, node, inputs);
+  Entry for_dy = gradients[kForHeadGradient];
+  if (head_gradients.size() > kAddendGradient) {
+    for_dy = make("elemwise_add", "_addend", {for_dy, head_gradients[kAddendGradient]});
+  }
+  if (relu) for_dy = let_through(for_dy, "_relu_backward");
+  const Entry none{abi::MakeNoGradientNode(), 0, 0};
+  std::vector<Entry> result = {for_dy, none, gradients[kForData], gradients[kForGamma]};
+  if (relu) result.push_back(none);
+  return result;
+}
+
+// MXNet also asks for these, with head gradients that have no nodes, when it records what may never
+// be differentiated.
+std::vector<nnvm::NodeEntry> ThirdGradients(const nnvm::ObjectPtr&,
+                                            const std::vector<nnvm::NodeEntry>& head_gradients) {
+  for (const nnvm::NodeEntry& head : head_gradients) {
+    if (head.node != nullptr) {
+      Fail("a third derivative was asked for, expected at most second derivatives");
+    }
+  }
+  return std::vector<nnvm::NodeEntry>(kSecondInputs,
+                                      nnvm::NodeEntry{abi::MakeNoGradientNode(), 0, 0});
+}
+
+void RegisterSecond() {
+  NewOp(kSecondName, InferBackwardStorageType)
+      .set_num_inputs(kSecondInputs)
+      .set_num_outputs(kSecondGradients)
+      .set_attr<nnvm::TIsBackward>("TIsBackward", true)
+      .set_attr<mxnet::FCompute>("FCompute<cpu>", SecondCompute)
+      .set_attr<mxnet::FCompute>("FCompute<gpu>", SecondComputeGpu)
+      .set_attr<nnvm::FGradient>("FGradient", ThirdGradients);
 }
 
 void RegisterBackward() {
@@ -59,7 +115,8 @@ void RegisterBackward() {
       .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", BackwardCompute)
       .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", BackwardComputeEx)
-      .set_attr<mxnet::FCompute>("FCompute<gpu>", BackwardComputeGpu);
+      .set_attr<mxnet::FCompute>("FCompute<gpu>", BackwardComputeGpu)
+      .set_attr<nnvm::FGradient>("FGradient", SecondGradients);
 }
 
 void RegisterForward() {
@@ -135,6 +192,7 @@ extern "C" {
 __attribute__((visibility("default"))) const char* mxbn_register() {
   static const std::string error = [] {
     try {
+      mxbn::RegisterSecond();
       mxbn::RegisterBackward();
       mxbn::RegisterForward();
       return std::string();

@@ -1,5 +1,5 @@
 // What every half of the operator (registration, CPU, GPU) agrees on: the parameters, the view of a
-// tensor, and the arguments of the two passes. Plain data, no MXNet types.
+// tensor, and the arguments of the passes. Plain data, no MXNet types.
 #ifndef MXBN_OPERATOR_BATCH_NORM_H_
 #define MXBN_OPERATOR_BATCH_NORM_H_
 
@@ -107,6 +107,24 @@ struct BackwardArguments {
   Result<T> dx;
   Result<T> daddend;  // what is let through; asked for with y only
   Result<P> dgamma, dbeta;
+};
+
+// Of a loss that depends on what a backward gave: from its gradients with respect to dx, dgamma and
+// dbeta to those with respect to dy, x and gamma.
+template <typename T>
+struct SecondArguments {
+  using P = ParamType<T>;
+  View view;
+  bool use_batch;  // as the forward ran
+  const T* ddx;
+  const P* ddgamma;
+  const P* ddbeta;
+  const T* dy;
+  const T* x;
+  const P* gamma;  // null: 1, and its gradient is 0
+  Saved saved;
+  Result<T> for_dy, for_x;
+  Result<P> for_gamma;
 };
 
 }  // namespace mxbn

@@ -103,6 +103,27 @@ void Backward(const NodeParam& param, const View& view, const Blobs& in, const R
   BackwardCpu(a);
 }
 
+template <typename T>
+void Second(const NodeParam& param, const View& view, const Blobs& heads, const Blobs& in,
+            const Requests& request, const Blobs& out) {
+  using P = ParamType<T>;
+  SecondArguments<T> a;
+  a.view = view;
+  double* saved = Pointer<double>(in[kSavedInput]);
+  a.saved = SavedIn(saved, a.view.channels);
+  a.use_batch = saved[2 * a.view.channels] != 0;
+  a.ddx = Pointer<T>(heads[kDataGradient]);
+  a.ddgamma = Pointer<P>(heads[kGammaGradient]);
+  a.ddbeta = Pointer<P>(heads[kBetaGradient]);
+  a.dy = Pointer<T>(in[kHeadGradient]);
+  a.x = Pointer<T>(in[kDataInput]);
+  a.gamma = param.fix_gamma ? nullptr : Pointer<P>(in[kGammaInput]);
+  a.for_dy = ResultFor<T>(out[kForHeadGradient], request[kForHeadGradient]);
+  a.for_x = ResultFor<T>(out[kForData], request[kForData]);
+  a.for_gamma = ResultFor<P>(out[kForGamma], request[kForGamma]);
+  SecondCpu(a);
+}
+
 // Calls f with a value of the C++ type of `type`. MXNet's engine survives a dmlc::Error only.
 template <typename F>
 void WithType(int type, F f) {
@@ -135,6 +156,20 @@ void CheckDevice(const std::string& name, const mxnet::TBlob& array, const mxnet
   Fail(name + " is on " + DeviceOf(array) + ", expected " + DeviceOf(data) + ", where data is");
 }
 
+// Recorded calls hand a head gradient over as the user gave it.
+void CheckHead(const std::string& name, const mxnet::TBlob& head, const mxnet::TBlob& like,
+               const std::string& like_name, const mxnet::TBlob& data) {
+  CheckDevice(name, head, data);
+  if (head.shape_ != like.shape_) {
+    Fail(name + " has shape " + Text(head.shape_) + ", expected " + Text(like.shape_) + " like " +
+         like_name);
+  }
+  if (head.type_flag_ != like.type_flag_) {
+    Fail(name + " has dtype " + TypeName(head.type_flag_) + ", expected " +
+         TypeName(like.type_flag_) + " like " + like_name);
+  }
+}
+
 }  // namespace
 
 View PlainView(const BatchNormParam& param, const TShape& shape) {
@@ -160,17 +195,14 @@ bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in) {
 }
 
 void CheckBackward(const Blobs& in) {
-  // Recorded calls hand a head gradient over as the user gave it.
-  const mxnet::TBlob &head = in[kHeadGradient], &data = in[kDataInput];
-  CheckDevice("the head gradient", head, data);
-  if (head.shape_ != data.shape_) {
-    Fail("the head gradient has shape " + Text(head.shape_) + ", expected " + Text(data.shape_) +
-         " like data");
-  }
-  if (head.type_flag_ != data.type_flag_) {
-    Fail(std::string("the head gradient has dtype ") + TypeName(head.type_flag_) + ", expected " +
-         TypeName(data.type_flag_) + " like data");
-  }
+  CheckHead("the head gradient", in[kHeadGradient], in[kDataInput], "data", in[kDataInput]);
+}
+
+void CheckSecond(const Blobs& heads, const Blobs& in) {
+  const mxnet::TBlob &data = in[kDataInput], &gamma = in[kGammaInput];
+  CheckHead("the head gradient of data's gradient", heads[kDataGradient], data, "data", data);
+  CheckHead("the head gradient of gamma's gradient", heads[kGammaGradient], gamma, "gamma", data);
+  CheckHead("the head gradient of beta's gradient", heads[kBetaGradient], gamma, "gamma", data);
 }
 
 void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
@@ -197,6 +229,17 @@ void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext&, cons
                      const Requests& request, const Blobs& out) {
   const NodeParam& param = Param(attrs);
   RunBackward(param, PlainView(param, in[kDataInput].shape_), in, request, out);
+}
+
+void SecondCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext&, const Blobs& in,
+                   const Requests& request, const Blobs& out) {
+  const NodeParam& param = Param(attrs);
+  const Blobs heads = HeadsOf(in), backward_in = BackwardInputsOf(in);
+  CheckSecond(heads, backward_in);
+  const View view = PlainView(param, backward_in[kDataInput].shape_);
+  WithType(backward_in[kDataInput].type_flag_, [&](auto type) {
+    Second<decltype(type)>(param, view, heads, backward_in, request, out);
+  });
 }
 
 }  // namespace mxbn

@@ -20,6 +20,14 @@ View PlainView(const BatchNormParam& param, const mxnet::TShape& shape);
 // is_train, or that of the forward which a mirror repeats.
 bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in);
 void CheckBackward(const Blobs& in);
+void CheckSecond(const Blobs& heads, const Blobs& in);
+
+// What the backward's gradient is given, in its two parts: for each gradient that the backward
+// gave, and what the backward was given.
+inline Blobs HeadsOf(const Blobs& in) { return Blobs(in.begin(), in.begin() + kAddendGradient); }
+inline Blobs BackwardInputsOf(const Blobs& in) {
+  return Blobs(in.begin() + kAddendGradient, in.end());
+}
 
 // The two passes on a CPU, on data (and output, head gradient, gradient of data) as `view` says.
 void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
@@ -27,17 +35,21 @@ void RunForward(const NodeParam& param, bool is_train, const View& view, const B
 void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
                  const Blobs& out);
 
-// FCompute<cpu> of the operator and of its gradient.
+// FCompute<cpu> of the operator, of its gradient, and of that one's gradient.
 void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                     const Requests& request, const Blobs& out);
 void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                      const Requests& request, const Blobs& out);
+void SecondCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
+                   const Requests& request, const Blobs& out);
 
 // FCompute<gpu>, and the workspace that it asks MXNet for.
 void ForwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
                        const Blobs& in, const Requests& request, const Blobs& out);
 void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
                         const Blobs& in, const Requests& request, const Blobs& out);
+void SecondComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                      const Blobs& in, const Requests& request, const Blobs& out);
 std::vector<mxnet::ResourceRequest> Workspace(const nnvm::NodeAttrs& attrs, const int dev_mask,
                                               const mxnet::DispatchMode mode);
 

@@ -7,6 +7,7 @@
 
 #include "batch_norm_cpu_kernels.h"
 #include "batch_norm_cpu_schedule.h"
+#include "batch_norm_cpu_terms.h"
 
 namespace mxbn {
 namespace {
@@ -18,39 +19,10 @@ double InverseStd(double var, double eps) {
   return d > 0 ? 1 / std::sqrt(d) : std::numeric_limits<double>::quiet_NaN();
 }
 
-// A table of per-channel terms, as the kernels take it.
-template <typename C>
-class TermTable {
- public:
-  TermTable(int64_t channels, int terms)
-      : channels_(channels), values_(static_cast<size_t>(channels * terms)) {}
-  void Set(int term, int64_t channel, double value) {
-    values_[term * channels_ + channel] = static_cast<C>(value);
-  }
-  // A value in two parts: what the type cannot hold of it goes to the second.
-  void Set(int high, int low, int64_t channel, double value) {
-    Set(high, channel, value);
-    const double rest = value - static_cast<double>(values_[high * channels_ + channel]);
-    Set(low, channel, std::isfinite(rest) ? rest : 0);
-  }
-  const C* data() const { return values_.data(); }
-
- private:
-  int64_t channels_;
-  std::vector<C> values_;
-};
-
 // A pointer moved on, if there is one.
 template <typename T>
 const T* At(const T* tensor, int64_t offset) {
   return tensor != nullptr ? tensor + offset : nullptr;
-}
-
-template <typename T>
-void Put(const Result<T>& result, int64_t i, double value) {
-  if (result.data == nullptr) return;
-  if (result.add) value += static_cast<double>(result.data[i]);
-  result.data[i] = static_cast<T>(value);
 }
 
 // Large tensors are out of the caches before anyone reads them; written past the caches, they need
@@ -68,7 +40,7 @@ template <typename T>
 class ForwardPass {
  public:
   using C = ParamType<T>;
-  static constexpr int kTerms = kForwardTerms;
+  static constexpr int kSums = 2, kTerms = kForwardTerms;
 
   explicit ForwardPass(const ForwardArguments<T>& arguments)
       : a_(arguments),
@@ -165,7 +137,7 @@ template <typename T>
 class BackwardPass {
  public:
   using C = ParamType<T>;
-  static constexpr int kTerms = kBackwardTerms;
+  static constexpr int kSums = 2, kTerms = kBackwardTerms;
 
   explicit BackwardPass(const BackwardArguments<T>& arguments)
       : a_(arguments), kernels_(SelectKernels<T>()), terms_(a_.view.channels, kTerms) {}

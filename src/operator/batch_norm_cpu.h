@@ -15,6 +15,10 @@ void ForwardCpu(const ForwardArguments<T>& arguments);
 template <typename T>
 void BackwardCpu(const BackwardArguments<T>& arguments);
 
+// The gradients of that backward. The results lie apart from the arguments.
+template <typename T>
+void SecondCpu(const SecondArguments<T>& arguments);
+
 }  // namespace mxbn
 
 #endif  // MXBN_OPERATOR_BATCH_NORM_CPU_H_

@@ -2,9 +2,9 @@
 //
 // A pass has two steps, and per channel a decision before and between them:
 //   Start    around which value to sum (only if there is anything to sum);
-//   Reduce   two sums per channel, from all of its values;
+//   Reduce   Pass::kSums sums per channel, from all of its values;
 //   Finish   what the sums mean, once per channel: statistics, gradients, the terms for Apply;
-//   Apply    one output per value.
+//   Apply    one output per value, or several.
 // The pieces that sums are made of, and the order in which they are added, depend on the shape
 // alone: every number of threads gives the same bits.
 #ifndef MXBN_OPERATOR_BATCH_NORM_CPU_SCHEDULE_H_
@@ -70,11 +70,11 @@ class RowSchedule {
     Slab slab;
   };
 
-  // The two sums of each channel of a group.
+  // The sums of each channel of a group.
   struct Sums {
-    double values[2 * kMaxBlock] = {};
+    double values[Pass::kSums * kMaxBlock] = {};
     void Add(const Sums& other) {
-      for (int i = 0; i < 2 * kMaxBlock; ++i) values[i] += other.values[i];
+      for (int i = 0; i < Pass::kSums * kMaxBlock; ++i) values[i] += other.values[i];
     }
   };
 
@@ -105,8 +105,9 @@ class RowSchedule {
 
   void Finish(int64_t group, const Sums& sums) {
     for (int64_t i = 0; i < view_.block; ++i) {
-      const double both[2] = {sums.values[i], sums.values[kMaxBlock + i]};
-      pass_->Finish(group * view_.block + i, both);
+      double all[Pass::kSums];
+      for (int k = 0; k < Pass::kSums; ++k) all[k] = sums.values[k * kMaxBlock + i];
+      pass_->Finish(group * view_.block + i, all);
     }
   }
 
@@ -219,28 +220,28 @@ class ColumnSchedule {
     crew_.Do(view_.channels, [this](int64_t c) { pass_->Start(c); });
     std::vector<double> centres(static_cast<size_t>(width_));
     Spread(pass_->centre(), centres.data());
-    // By block, then the two sums, then the column.
-    std::vector<double> parts(static_cast<size_t>(2 * blocks_ * width_));
+    // By block, then the sum, then the column.
+    const int64_t block_sums = Pass::kSums * width_;
+    std::vector<double> parts(static_cast<size_t>(blocks_ * block_sums));
     ForEachSlab([&](int64_t block, const Slab& slab, int64_t offset, int64_t col) {
-      pass_->Reduce(kColumns, slab, offset, &centres[col], &parts[2 * block * width_ + col],
+      pass_->Reduce(kColumns, slab, offset, &centres[col], &parts[block * block_sums + col],
                     width_);
     });
     // Over the blocks first, into those of the first one, in the order of memory; then over the
     // columns of a channel.
-    crew_.Do(CeilDiv(2 * width_, kTileColumns), [&](int64_t tile) {
-      const int64_t end = std::min((tile + 1) * kTileColumns, 2 * width_);
+    crew_.Do(CeilDiv(block_sums, kTileColumns), [&](int64_t tile) {
+      const int64_t end = std::min((tile + 1) * kTileColumns, block_sums);
       for (int64_t block = 1; block < blocks_; ++block) {
-        const double* part = &parts[2 * block * width_];
+        const double* part = &parts[block * block_sums];
         for (int64_t i = tile * kTileColumns; i < end; ++i) parts[i] += part[i];
       }
     });
     const int64_t period = view_.channels * view_.inner;
     crew_.Do(view_.channels, [&](int64_t c) {
-      double sums[2] = {0, 0};
+      double sums[Pass::kSums] = {};
       for (int64_t start = c * view_.inner; start < width_; start += period) {
         for (int64_t col = start; col < start + view_.inner; ++col) {
-          sums[0] += parts[col];
-          sums[1] += parts[width_ + col];
+          for (int k = 0; k < Pass::kSums; ++k) sums[k] += parts[k * width_ + col];
         }
       }
       pass_->Finish(c, sums);

@@ -42,9 +42,14 @@ class Launcher {
     Launch(name + (a_.columns ? "_columns" : "_rows"), across, a_.splits);
   }
 
-  // One of the kernels with a warp per channel.
-  void OverChannels(const std::string& name) const {
-    Launch(name, CeilDiv(a_.channels, kThreads / kWarp), 1);
+  // One of the kernels with a warp per channel, or per piece of one.
+  void OverChannels(const std::string& name, int64_t pieces = 1) const {
+    Launch(name, CeilDiv(a_.channels * pieces, kThreads / kWarp), 1);
+  }
+
+  // The one with some values per thread.
+  void OverValues(const std::string& name) const {
+    Launch(name, CeilDiv(Size(a_), kThreads * kSecondValues), 1);
   }
 
  private:
@@ -60,6 +65,16 @@ class Launcher {
   cuda::Device& device_;
 };
 
+// Some of a channel's values per warp.
+void MakeSecondPlan(Arguments* arguments) {
+  Arguments& a = *arguments;
+  const int64_t n = a.outer * a.inner;
+  const int64_t enough = CeilDiv(kBlocks * (kThreads / kWarp), a.channels);
+  const int64_t splits = std::min(enough, CeilDiv(n, kWarp * kSecondValues));
+  a.piece = CeilDiv(n, splits);
+  a.splits = static_cast<int>(CeilDiv(n, a.piece));
+}
+
 }  // namespace
 
 void MakePlan(const View& view, DataType type, Arguments* arguments) {
@@ -74,6 +89,7 @@ void MakePlan(const View& view, DataType type, Arguments* arguments) {
   a.piece = 1;
   a.splits = 0;
   if (Size(a) == 0) return;
+  if (a.second_order) return MakeSecondPlan(arguments);
   const int64_t accesses = Accesses(a, type);
   int64_t across = a.channels, depth = a.outer * accesses, at_once = kThreads;
   if (a.columns) {
@@ -89,10 +105,13 @@ void MakePlan(const View& view, DataType type, Arguments* arguments) {
 }
 
 size_t PartsSize(const Arguments& a) {
+  if (a.second_order) return static_cast<size_t>(kSecondSums * a.splits * a.channels);
   return static_cast<size_t>(4 * a.splits * a.channels * (a.columns ? a.inner : 1));
 }
 
-size_t TermsSize(const Arguments& a) { return static_cast<size_t>(2 * a.channels); }
+size_t TermsSize(const Arguments& a) {
+  return static_cast<size_t>((a.second_order ? kSecondTerms : 2) * a.channels);
+}
 
 void Forward(const Arguments& a, DataType type, const Queue& queue) {
   if (a.channels == 0) return;
@@ -110,6 +129,15 @@ void Backward(const Arguments& a, DataType type, const Queue& queue) {
   if (Size(a) > 0) launch.OverTensor(fused ? "backward_reduce_fused" : "backward_reduce");
   launch.OverChannels("backward_finish");
   if (wanted && Size(a) > 0) launch.OverTensor(fused ? "backward_fused" : "backward");
+}
+
+void Second(const Arguments& a, DataType type, const Queue& queue) {
+  if (a.channels == 0) return;
+  const Launcher launch(a, type, queue);
+  if (Size(a) > 0) launch.OverChannels("second_reduce", a.splits);
+  launch.OverChannels("second_finish");
+  const bool applies = a.out != nullptr || a.for_dy != nullptr;
+  if (applies && Size(a) > 0) launch.OverValues("second");
 }
 
 }  // namespace gpu

@@ -20,7 +20,7 @@ struct Queue {
 };
 
 // Decides how the tensor is cut, from its shape, and with which accesses, from x, dy, out, fused
-// and daddend, which must have been set.
+// and daddend, which must have been set, as must second_order.
 void MakePlan(const View& view, DataType type, Arguments* arguments);
 
 // The doubles that arguments->parts and arguments->terms must have, after MakePlan.
@@ -30,6 +30,7 @@ size_t TermsSize(const Arguments& arguments);
 // Start the passes, on arguments that are complete. They throw std::runtime_error.
 void Forward(const Arguments& arguments, DataType type, const Queue& queue);
 void Backward(const Arguments& arguments, DataType type, const Queue& queue);
+void Second(const Arguments& arguments, DataType type, const Queue& queue);
 
 }  // namespace gpu
 }  // namespace mxbn

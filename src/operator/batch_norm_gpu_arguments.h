@@ -9,6 +9,9 @@ namespace gpu {
 constexpr int kThreads = 256;     // of a block
 constexpr int kWarp = 32;         // threads that run together
 constexpr int kAccessBytes = 16;  // of a vector access
+constexpr int kSecondSums = 5;    // of a channel, for the second derivatives
+constexpr int kSecondTerms = 6;
+constexpr int kSecondValues = 8;  // of a thread
 
 // All pointers are to device memory. The types of data and parameters follow from the kernel.
 struct Arguments {
@@ -53,6 +56,14 @@ struct Arguments {
   int daddend_add;
 
   long long* counters;  // what guarded training counts (counter.h); null: nothing
+
+  // Of the second derivatives alone. Their other results are `out`, for x, and `first`, for gamma.
+  int second_order;
+  const void* ddx;
+  const void* ddgamma;
+  const void* ddbeta;
+  void* for_dy;
+  int for_dy_add;
 };
 
 }  // namespace gpu

@@ -114,4 +114,33 @@ void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& co
   });
 }
 
+void SecondComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                      const Blobs& in, const Requests& request, const Blobs& out) {
+  const NodeParam& param = Param(attrs);
+  const Blobs heads = HeadsOf(in), backward_in = BackwardInputsOf(in);
+  CheckSecond(heads, backward_in);
+  const mxnet::TBlob& data = backward_in[kDataInput];
+  const gpu::DataType type = DataTypeOf(data.type_flag_);
+  gpu::Arguments a{};
+  a.second_order = 1;
+  a.ddx = heads[kDataGradient].dptr_;
+  a.ddgamma = heads[kGammaGradient].dptr_;
+  a.ddbeta = heads[kBetaGradient].dptr_;
+  a.dy = backward_in[kHeadGradient].dptr_;
+  a.x = data.dptr_;
+  a.gamma = param.fix_gamma ? nullptr : backward_in[kGammaInput].dptr_;
+  a.saved = static_cast<double*>(backward_in[kSavedInput].dptr_);
+  a.for_dy = Wanted(out[kForHeadGradient], request[kForHeadGradient]);
+  a.for_dy_add = request[kForHeadGradient] == mxnet::kAddTo;
+  a.out = Wanted(out[kForData], request[kForData]);
+  a.out_add = request[kForData] == mxnet::kAddTo;
+  a.first = Wanted(out[kForGamma], request[kForGamma]);
+  a.first_add = request[kForGamma] == mxnet::kAddTo;
+  gpu::MakePlan(PlainView(param, data.shape_), type, &a);
+  OnGpu(context, [&] {
+    SetWorkspace(context, &a);
+    gpu::Second(a, type, QueueOf(context));
+  });
+}
+
 }  // namespace mxbn

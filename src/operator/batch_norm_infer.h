@@ -19,6 +19,10 @@ enum Input { kData, kGamma, kBeta, kMovingMean, kMovingVar, kAddend, kInputs };
 enum Output { kOutput, kMean, kInvStd, kSaved, kOutputs };
 enum BackwardInput { kHeadGradient, kSavedInput, kDataInput, kGammaInput, kOutputInput };
 enum Gradient { kDataGradient, kGammaGradient, kBetaGradient, kAddendGradient };
+// The second backward takes head gradients for the first three, then what the backward was given,
+// without the output.
+constexpr int kSecondInputs = kAddendGradient + kOutputInput;
+enum SecondGradient { kForHeadGradient, kForData, kForGamma, kSecondGradients };
 extern const char* const kInputNames[kInputs];
 
 // The mode of the last forward of a node, by the array of its moving mean, of which each executor

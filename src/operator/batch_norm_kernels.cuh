@@ -765,6 +765,8 @@ __device__ void BackwardFused(const Arguments& a, bool columns) {
 }  // namespace gpu
 }  // namespace mxbn
 
+#include "batch_norm_second.cuh"
+
 // The kernels, by names that the host can look up: mxbn_statistics_rows_float32 and so on.
 #define MXBN_KERNEL(name, Function, suffix, T, columns)                        \
   extern "C" __global__ void __launch_bounds__(mxbn::gpu::kThreads)            \
@@ -775,7 +777,7 @@ __device__ void BackwardFused(const Arguments& a, bool columns) {
       mxbn::gpu::Function<T, 1>(a, columns);                                   \
     }                                                                          \
   }
-#define MXBN_FINISH_KERNEL(name, Function, suffix, T)               \
+#define MXBN_PLAIN_KERNEL(name, Function, suffix, T)                \
   extern "C" __global__ void __launch_bounds__(mxbn::gpu::kThreads) \
       mxbn_##name##_##suffix(const mxbn::gpu::Arguments a) {        \
     mxbn::gpu::Function<T>(a);                                      \
@@ -783,7 +785,7 @@ __device__ void BackwardFused(const Arguments& a, bool columns) {
 #define MXBN_KERNELS(suffix, T)                                                    \
   MXBN_KERNEL(statistics_rows, Statistics, suffix, T, false)                       \
   MXBN_KERNEL(statistics_columns, Statistics, suffix, T, true)                     \
-  MXBN_FINISH_KERNEL(forward_finish, ForwardFinish, suffix, T)                     \
+  MXBN_PLAIN_KERNEL(forward_finish, ForwardFinish, suffix, T)                     \
   MXBN_KERNEL(forward_rows, Forward, suffix, T, false)                             \
   MXBN_KERNEL(forward_columns, Forward, suffix, T, true)                           \
   MXBN_KERNEL(forward_fused_rows, ForwardFused, suffix, T, false)                  \
@@ -792,11 +794,14 @@ __device__ void BackwardFused(const Arguments& a, bool columns) {
   MXBN_KERNEL(backward_reduce_columns, BackwardReduce, suffix, T, true)            \
   MXBN_KERNEL(backward_reduce_fused_rows, BackwardReduceFused, suffix, T, false)   \
   MXBN_KERNEL(backward_reduce_fused_columns, BackwardReduceFused, suffix, T, true) \
-  MXBN_FINISH_KERNEL(backward_finish, BackwardFinish, suffix, T)                   \
+  MXBN_PLAIN_KERNEL(backward_finish, BackwardFinish, suffix, T)                   \
   MXBN_KERNEL(backward_rows, Backward, suffix, T, false)                           \
   MXBN_KERNEL(backward_columns, Backward, suffix, T, true)                         \
   MXBN_KERNEL(backward_fused_rows, BackwardFused, suffix, T, false)                \
-  MXBN_KERNEL(backward_fused_columns, BackwardFused, suffix, T, true)
+  MXBN_KERNEL(backward_fused_columns, BackwardFused, suffix, T, true)  \
+  MXBN_PLAIN_KERNEL(second_reduce, SecondReduce, suffix, T) \
+  MXBN_PLAIN_KERNEL(second_finish, SecondFinish, suffix, T) \
+  MXBN_PLAIN_KERNEL(second, Second, suffix, T)
 
 MXBN_KERNELS(float16, mxbn::gpu::Half)
 MXBN_KERNELS(float32, float)

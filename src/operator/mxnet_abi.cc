@@ -29,9 +29,9 @@ nnvm::ObjectPtr MakeNoGradientNode() {
   return mxnet::op::MakeNode("_NoGradient", "NoGradient", nullptr, nullptr, nullptr);
 }
 
-nnvm::ObjectPtr MakeIdentityNode(const std::string& name, const nnvm::NodeEntry& input) {
-  const std::vector<nnvm::NodeEntry> inputs = {input};
-  return mxnet::op::MakeNode("_copy", name, &inputs, nullptr, nullptr);
+nnvm::ObjectPtr MakeNode(const char* op_name, const std::string& name,
+                         const std::vector<nnvm::NodeEntry>& inputs) {
+  return mxnet::op::MakeNode(op_name, name, &inputs, nullptr, nullptr);
 }
 
 }  // namespace abi

@@ -97,8 +97,9 @@ std::vector<nnvm::NodeEntry> MakeGradientNode(const char* op_name, const nnvm::O
                                               const std::vector<nnvm::NodeEntry>& inputs);
 // A node that says: no gradient flows here.
 nnvm::ObjectPtr MakeNoGradientNode();
-// A node whose output is its input, which MXNet need not copy.
-nnvm::ObjectPtr MakeIdentityNode(const std::string& name, const nnvm::NodeEntry& input);
+// A node of an operator of MXNet's without attributes.
+nnvm::ObjectPtr MakeNode(const char* op_name, const std::string& name,
+                         const std::vector<nnvm::NodeEntry>& inputs);
 
 }  // namespace abi
 }  // namespace mxbn

@@ -127,9 +127,9 @@ class MemoryAccess {
 // Whether all that a kernel is given is memory of its GPU.
 bool IsMemoryOf(int device, const mxbn::gpu::Arguments& a) {
   if (fake_memory_device == nullptr) return true;
-  const void* const pointers[] = {a.x,           a.dy,         a.out,     a.gamma, a.beta,
-                                  a.moving_mean, a.moving_var, a.saved,   a.parts, a.terms,
-                                  a.first,       a.second,     a.counters};
+  const void* const pointers[] = {
+      a.x,     a.dy,    a.out,    a.gamma,    a.beta, a.moving_mean, a.moving_var, a.saved, a.parts,
+      a.terms, a.first, a.second, a.counters, a.ddx,  a.ddgamma,     a.ddbeta,     a.for_dy};
   return std::all_of(std::begin(pointers), std::end(pointers), [device](const void* pointer) {
     return pointer == nullptr || fake_memory_device(pointer) == device;
   });

@@ -13,6 +13,7 @@ GUARD = 64  # bytes around each array that nothing may change
 DEVICES = 16
 RESULTS = ("y", "mean", "inv_std", "x", "gamma", "beta")  # of forward, and the gradients
 OF_DATA = ("x", "y", "addend")  # results of the shape of data
+SECOND = ("dy", "x", "gamma")  # that the second derivatives are for
 
 
 def start_process(driver, capabilities="8.0"):
@@ -167,12 +168,18 @@ def _backward(d, inputs, results, requests, memory, device, fix_gamma):
     _gpu.backward(arguments, d.dtype, memory.allocate, device=device)
 
 
-def _common(d, inputs, fix_gamma):
+def _view(d):
     axis = d.axis % len(d.shape)
     return {
         "outer": math.prod(d.shape[:axis]),
         "channels": d.shape[axis],
         "inner": math.prod(d.shape[axis + 1 :]),
+    }
+
+
+def _common(d, inputs, fix_gamma):
+    return {
+        **_view(d),
         "x": address(inputs.x),
         "gamma": None if fix_gamma else address(inputs.gamma),
         "saved": address(inputs.saved),
@@ -185,6 +192,47 @@ def _results(names, results, requests):
         fields[field] = address(results[name])
         fields[field + "_add"] = requests[name] == "add"
     return fields
+
+
+def run_second(
+    d, heads, kept, requests=None, fill=0.0, offset=0, fix_gamma=False, device=0, seed=0
+):
+    """The gradients for dy, x and gamma, of what a forward kept, under these names."""
+    from mxbn import _gpu
+
+    os.environ["MXBN_EMULATION_SEED"] = str(seed)
+    memory, requests = Memory(), {**dict.fromkeys(SECOND, "write"), **(requests or {})}
+    saved = np.concatenate([kept.mean, kept.inv_std, [kept.used_batch]])
+    inputs = {
+        "x": memory.array(d.x, d.dtype, offset),
+        "dy": memory.array(d.dy, d.dtype, offset),
+        "ddx": memory.array(heads[0], d.dtype, offset),
+        "ddgamma": memory.array(heads[1], d.param),
+        "ddbeta": memory.array(heads[2], d.param),
+        "gamma": None if fix_gamma else memory.array(d.gamma, d.param),
+        "saved": memory.array(saved, "float64"),
+    }
+    before = {name: array.copy() for name, array in inputs.items() if array is not None}
+    results = {}
+    for name, request in requests.items():
+        array = memory.empty(*((d.gamma.shape, d.param) if name == "gamma" else (d.shape, d.dtype)))
+        array[...] = fill
+        results[name] = None if request == "null" else array
+    fields = {}
+    for field, name in (("for_dy", "dy"), ("out", "x"), ("first", "gamma")):
+        fields[field] = address(results[name])
+        fields[field + "_add"] = requests[name] == "add"
+    arguments = _gpu.Arguments(
+        **_view(d),
+        **{name: address(array) for name, array in inputs.items()},
+        **fields,
+        second_order=1,
+    )
+    _gpu.second(arguments, d.dtype, memory.allocate, device=device)
+    memory.check()
+    for name, array in before.items():
+        np.testing.assert_array_equal(inputs[name], array, name)
+    return results, arguments.splits
 
 
 def describe(number):

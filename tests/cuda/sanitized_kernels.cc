@@ -148,6 +148,24 @@ bool Run(const Case& the_case) {
   mxbn::gpu::MakePlan(view, TypeOf<T>::kType, &a);
   mxbn::gpu::Backward(a, TypeOf<T>::kType, {0, nullptr});
 
+  // As the heads of the second derivatives serve x, gamma and beta.
+  std::vector<T> for_dy(x.size(), filling), for_x = for_dy;
+  std::vector<P> for_gamma(channels, kBefore);
+  a.second_order = 1;
+  a.ddx = x.data() + offset;
+  a.ddgamma = gamma.data();
+  a.ddbeta = beta.data();
+  a.for_dy = for_dy.data() + offset;
+  a.for_dy_add = add;
+  a.out = for_x.data() + offset;
+  a.first = for_gamma.data();
+  mxbn::gpu::MakePlan(view, TypeOf<T>::kType, &a);
+  parts.resize(mxbn::gpu::PartsSize(a));
+  terms.resize(mxbn::gpu::TermsSize(a));
+  a.parts = parts.data();
+  a.terms = terms.data();
+  mxbn::gpu::Second(a, TypeOf<T>::kType, {0, nullptr});
+
   const double n = view.PerChannel();
   for (size_t c = 0; c < channels; ++c) {
     const auto sum = [&](auto term) {
@@ -187,6 +205,25 @@ bool Run(const Case& the_case) {
              (the_case.fused && Differs("gradient of addend", i, daddend[i], before + head(i), 0));
     });
     if (wrong > 0) return false;
+
+    const double sum_x = sum([&](size_t i) { return ToDouble(x[i]); });
+    const double sum_x_xh = sum([&](size_t i) { return ToDouble(x[i]) * xh(i); });
+    const double corrections = batch ? (sum_dy * sum_x + sum_dy_xh * sum_x_xh) / n : 0;
+    const double k = sum([&](size_t i) { return ToDouble(x[i]) * ToDouble(dy[i]); }) - corrections;
+    const double along = batch ? gamma[c] * scale / n : 0;
+    const double to_xh = gamma[c] - along * sum_x_xh, x_to_xh = -along * sum_dy_xh;
+    const double slope = (to_xh * sum_dy_xh + x_to_xh * sum_x_xh) / n + along * k;
+    if (Differs("gradient for gamma", c, for_gamma[c], before + scale * k, n)) return false;
+    const double wrong_second = sum([&](size_t i) {
+      const double x_rest = ToDouble(x[i]) - (batch ? sum_x / n : 0);
+      const double dy_rest = ToDouble(dy[i]) - (batch ? sum_dy / n : 0);
+      const double of_dy = before + gamma[c] * scale * x_rest + to_xh * xh(i) + beta[c];
+      const double of_x =
+          before + scale * (to_xh * dy_rest + x_to_xh * x_rest - (batch ? slope * xh(i) : 0));
+      return Differs("gradient for dy", i, for_dy[i], of_dy, scale) ||
+             Differs("gradient for data", i, for_x[i], of_x, scale * scale);
+    });
+    if (wrong_second > 0) return false;
   }
   return true;
 }
