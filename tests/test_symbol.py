@@ -585,6 +585,21 @@ def test_module_reshapes_to_another_batch():
         continued(other, want)
 
 
+@pytest.mark.mxnet_operators
+def test_a_forward_in_another_mode_leaves_one_that_waits_for_its_turn_in_its_own():
+    d = draw((6, 3, 4), seed=27)
+    module = module_of(symbol(momentum=0.5), d)
+    slow = mx.nd.ones((600, 600), ctx=CONTEXT)
+    for _ in range(3):
+        want = right(d, True, fix_gamma=False, momentum=0.5)
+        for _ in range(3):
+            slow = mx.nd.dot(slow, slow) * 0
+        module.forward(mx.io.DataBatch([nd(d.x) + slow.sum()]), is_train=True)
+        module.forward(mx.io.DataBatch([nd(d.x)]), is_train=False)
+        check_statistics(module.get_params()[1], want)
+        continued(d, want)
+
+
 def test_modules_that_share_their_parameters():
     d, other = draw((6, 3, 4), seed=22), draw((4, 3, 4), seed=23)
     first = module_of(symbol(), d)

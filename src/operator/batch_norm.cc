@@ -78,9 +78,12 @@ std::vector<nnvm::NodeEntry> SecondGradients(const nnvm::ObjectPtr& node,
     for_dy = make("elemwise_add", "_addend", {for_dy, head_gradients[kAddendGradient]});
   }
   if (relu) for_dy = let_through(for_dy, "_relu_backward");
-  const Entry none{abi::MakeNoGradientNode(), 0, 0};
-  std::vector<Entry> result = {for_dy, none, gradients[kForData], gradients[kForGamma]};
-  if (relu) result.push_back(none);
+  std::vector<Entry> result = {for_dy, Entry{abi::MakeNoGradientNode(), 0, 0}, gradients[kForData],
+                               gradients[kForGamma]};
+  // The output has other gradients, to which this one is added.
+  if (relu) {
+    result.push_back(make("zeros_like", "_output_backward", {backward.inputs[kOutputInput]}));
+  }
   return result;
 }
 
