@@ -1,6 +1,6 @@
 // The second derivatives on a GPU: a part of batch_norm_kernels.cuh, with the formulas of
-// batch_norm_second_cpu.cc. They are rare beside the other passes, so these are plain loops, whose
-// sums are kept in double.
+// batch_norm_second_cpu.cc. They are rare beside the other passes, so these are plain loops, small
+// rather than fast, whose sums are kept in double.
 #ifndef MXBN_OPERATOR_BATCH_NORM_SECOND_CUH_
 #define MXBN_OPERATOR_BATCH_NORM_SECOND_CUH_
 
@@ -16,6 +16,7 @@ static_assert(kXToX + 1 == kSecondTerms, "");
 
 // Adds up what the lanes of a warp have, in a fixed order, for all of them.
 __device__ inline void AddLanes(double (&sums)[kSecondSums]) {
+#pragma unroll 1
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     for (double& sum : sums) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   }
@@ -31,6 +32,7 @@ __device__ void SecondReduce(const Arguments& a) {
   const long long end = start + a.piece < n ? start + a.piece : n;
   const double mean = a.saved[channel];
   double sums[kSecondSums] = {};
+#pragma unroll 1
   for (long long i = start + threadIdx.x % kWarp; i < end; i += kWarp) {
     const long long row = i / a.inner;
     const long long at = (row * a.channels + channel) * a.inner + i - row * a.inner;
@@ -58,6 +60,7 @@ __device__ void SecondFinish(const Arguments& a) {
   const double n = static_cast<double>(a.outer * a.inner);
   double sums[kSecondSums] = {};
   if (batch || a.first != nullptr) {
+#pragma unroll 1
     for (int part = threadIdx.x % kWarp; part < a.splits; part += kWarp) {
       for (int k = 0; k < kSecondSums; ++k) {
         sums[k] += a.parts[(static_cast<long long>(part) * kSecondSums + k) * a.channels + channel];
@@ -129,6 +132,7 @@ __device__ void Second(const Arguments& a) {
   constexpr long long kBlockValues = kThreads * kSecondValues;
   const long long size = a.outer * a.channels * a.inner, next = (blockIdx.x + 1) * kBlockValues;
   const long long end = next < size ? next : size;
+#pragma unroll 1
   for (long long i = blockIdx.x * kBlockValues + threadIdx.x; i < end; i += kThreads) {
     SecondOf<T>(a, i);
   }
