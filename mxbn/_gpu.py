@@ -45,6 +45,8 @@ class Arguments(ctypes.Structure):
         ("first_add", ctypes.c_int),
         ("second_add", ctypes.c_int),
         ("counters", ctypes.c_void_p),
+        ("part", ctypes.c_void_p),
+        ("batch", ctypes.c_void_p),
     )
 
 

@@ -6,30 +6,29 @@
 #include "batch_norm_cpu_kernels.h"
 #include "batch_norm_infer.h"
 #include "batch_norm_onednn.h"
+#include "batch_norm_register.h"
 #include "mxnet_abi.h"
 
 namespace mxbn {
-namespace {
 
 using Names = std::vector<std::string>;
-using StorageInference = bool(const nnvm::NodeAttrs&, const int, mxnet::DispatchMode*,
-                              std::vector<int>*, std::vector<int>*);
-
 using WorkspaceRequest = std::vector<mxnet::ResourceRequest>(const nnvm::NodeAttrs&, const int,
                                                              const mxnet::DispatchMode);
 
 constexpr char kForwardName[] = "mxbn_BatchNorm";
 constexpr char kBackwardName[] = "_backward_mxbn_BatchNorm";
 
-nnvm::Op& NewOp(const char* name) {
+nnvm::Op& NewOp(const char* name, Parser* parser) {
   return dmlc::Registry<nnvm::Op>::Get()
       ->__REGISTER__(name)
-      .set_attr_parser(abi::Callable<void(nnvm::NodeAttrs*)>::Wrap(ParseAttributes))
+      .set_attr_parser(abi::Callable<Parser>::Wrap(parser))
       .set_attr<mxnet::FInferStorageType>("FInferStorageType",
                                           abi::Callable<StorageInference>::Wrap(InferStorageType))
       .set_attr<mxnet::FResourceRequestEx>("FResourceRequestEx",
                                            abi::Callable<WorkspaceRequest>::Wrap(Workspace));
 }
+
+namespace {
 
 std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
                                        const std::vector<nnvm::NodeEntry>& head_gradients) {
@@ -46,7 +45,7 @@ std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
 }
 
 void RegisterBackward() {
-  NewOp(kBackwardName)
+  NewOp(kBackwardName, ParseAttributes)
       .set_num_inputs(kBackwardInputs)
       .set_num_outputs(kGradients)
       .set_attr<nnvm::TIsBackward>("TIsBackward", true)
@@ -57,24 +56,31 @@ void RegisterBackward() {
 }
 
 void RegisterForward() {
-  using ShapeInference = bool(const nnvm::NodeAttrs&, mxnet::ShapeVector*, mxnet::ShapeVector*);
-  using TypeInference = bool(const nnvm::NodeAttrs&, std::vector<int>*, std::vector<int>*);
+  NewForwardOp(kForwardName, ParseAttributes, kInputs)
+      .set_attr<mxnet::FInferShape>("FInferShape", abi::Callable<ShapeInference>::Wrap(InferShape))
+      .set_attr<nnvm::FInferType>("FInferType", abi::Callable<TypeInference>::Wrap(InferType))
+      .set_attr<nnvm::FGradient>("FGradient", Gradients);
+}
+
+}  // namespace
+
+nnvm::Op& NewForwardOp(const char* name, Parser* parser, uint32_t inputs) {
   // What the built-in operator does: initial values for moving_mean (0) and moving_var (1).
   const auto initial_values =
       nnvm::Op::GetAttr<nnvm::FSetInputVarAttrOnCompose>("FSetInputVarAttrOnCompose")
           .get(nnvm::Op::Get("BatchNorm"), nullptr);
-  NewOp(kForwardName)
+  return NewOp(name, parser)
       .describe(
           "Batch normalization with the statistics of the batch or the moving averages, as "
           "is_train,\n"
           "use_global_stats and use_batch_stats say; the gradient is that of the forward that "
           "ran.\n"
           "See mxbn.nd.BatchNorm.")
-      .set_num_inputs(kInputs)
+      .set_num_inputs(inputs)
       .set_num_outputs(kOutputs)
       .set_attr<nnvm::FListInputNames>(
           "FListInputNames",
-          [](const nnvm::NodeAttrs&) { return Names(kInputNames, kInputNames + kInputs); })
+          [inputs](const nnvm::NodeAttrs&) { return Names(kInputNames, kInputNames + inputs); })
       .set_attr<nnvm::FListOutputNames>(
           "FListOutputNames",
           [](const nnvm::NodeAttrs&) { return Names{"output", "mean", "var", "saved"}; })
@@ -85,13 +91,10 @@ void RegisterForward() {
       .set_attr<nnvm::FMutateInputs>(
           "FMutateInputs",
           [](const nnvm::NodeAttrs&) { return std::vector<uint32_t>{kMovingMean, kMovingVar}; })
-      .set_attr<mxnet::FInferShape>("FInferShape", abi::Callable<ShapeInference>::Wrap(InferShape))
-      .set_attr<nnvm::FInferType>("FInferType", abi::Callable<TypeInference>::Wrap(InferType))
       .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", ForwardCompute)
       .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", ForwardComputeEx)
       .set_attr<mxnet::FCompute>("FCompute<gpu>", ForwardComputeGpu)
-      .set_attr<nnvm::FGradient>("FGradient", Gradients)
       .set_attr<nnvm::FSetInputVarAttrOnCompose>("FSetInputVarAttrOnCompose", initial_values)
       .add_argument("data", "NDArray-or-Symbol", "Input, of any rank from 1.")
       .add_argument("gamma", "NDArray-or-Symbol", "Scale, (channels,).")
@@ -112,7 +115,6 @@ void RegisterForward() {
       .add_argument("cudnn_off", "boolean, optional, default=0", "Accepted and ignored.");
 }
 
-}  // namespace
 }  // namespace mxbn
 
 extern "C" {
@@ -123,6 +125,7 @@ __attribute__((visibility("default"))) const char* mxbn_register() {
     try {
       mxbn::RegisterBackward();
       mxbn::RegisterForward();
+      mxbn::RegisterSync();
       return std::string();
     } catch (const std::exception& e) {
       return std::string(e.what());

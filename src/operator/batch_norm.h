@@ -72,6 +72,12 @@ struct Saved {
   double* inv_std;
 };
 
+// What is known of a part of a batch that is spread over devices and processes, or of all of it: an
+// array of two values per channel (of a forward the mean, then the biased variance; of a backward
+// the sum of dy, then that of dy * (x - m)), the number of values per channel, and whether the
+// statistics of the batch are used at all.
+inline int64_t SummarySize(int64_t channels) { return 2 * channels + 2; }
+
 template <typename T>
 struct ForwardArguments {
   using P = ParamType<T>;
@@ -86,6 +92,8 @@ struct ForwardArguments {
   Result<T> y;
   Saved saved;
   std::atomic<int64_t>* skipped;  // counts the channels that were not stepped; null: nobody counts
+  double* part = nullptr;         // to summarize x in, which then is all that happens
+  const double* batch = nullptr;  // the summary of the batch that x is a part of; null: x is it
 };
 
 template <typename T>
@@ -99,6 +107,8 @@ struct BackwardArguments {
   Saved saved;
   Result<T> dx;
   Result<P> dgamma, dbeta;
+  double* part = nullptr;         // to write the sums of x and dy in
+  const double* batch = nullptr;  // the sums of the batch that x is a part of; null: x is it
 };
 
 }  // namespace mxbn

@@ -23,6 +23,12 @@ Result<T> ResultFor(const mxnet::TBlob& blob, mxnet::OpReqType request) {
 
 Saved SavedIn(double* saved, int64_t channels) { return {saved, saved + channels}; }
 
+// What a summary says beside the two values per channel.
+void EndSummary(double* summary, const View& view, bool use_batch) {
+  summary[2 * view.channels] = static_cast<double>(view.PerChannel());
+  summary[2 * view.channels + 1] = use_batch;
+}
+
 // Writes or adds the statistics used to one of the outputs that show them. A Monitor looks at
 // outputs that nobody requested: as the built-in operator does, they are written where they have
 // memory.
@@ -65,6 +71,7 @@ void Forward(const NodeParam& param, bool is_train, const View& view, const Blob
   a.moving_var = Pointer<P>(in[kMovingVar]);
   a.y = ResultFor<T>(out[kOutput], request[kOutput]);
   a.saved = SavedIn(saved, view.channels);
+  if (in.size() > kBatchInput) a.batch = Pointer<double>(in[kBatchInput]);
   long long* const counters = CountersOf(a.moving_mean);
   std::atomic<int64_t> skipped{0};
   a.skipped = counters != nullptr ? &skipped : nullptr;
@@ -94,7 +101,24 @@ void Backward(const NodeParam& param, const View& view, const Blobs& in, const R
   a.dx = ResultFor<T>(out[kDataGradient], request[kDataGradient]);
   a.dgamma = ResultFor<P>(out[kGammaGradient], request[kGammaGradient]);
   a.dbeta = ResultFor<P>(out[kBetaGradient], request[kBetaGradient]);
+  if (in.size() > kBatchSumsInput) a.batch = Pointer<double>(in[kBatchSumsInput]);
+  if (out.size() > kPartSums && request[kPartSums] != mxnet::kNullOp) {
+    a.part = Pointer<double>(out[kPartSums]);
+  }
   BackwardCpu(a);
+  if (a.part != nullptr) EndSummary(a.part, view, a.use_batch);
+}
+
+template <typename T>
+void Statistics(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                const Blobs& out) {
+  ForwardArguments<T> a{};
+  a.view = view;
+  a.use_batch = param.UsesBatch(is_train);
+  a.x = Pointer<T>(in[kData]);
+  a.part = Pointer<double>(out[0]);
+  ForwardCpu(a);
+  EndSummary(a.part, view, a.use_batch);
 }
 
 // Calls f with a value of the C++ type of `type`. MXNet's engine survives a dmlc::Error only.
@@ -181,10 +205,22 @@ void RunBackward(const NodeParam& param, const View& view, const Blobs& in, cons
            [&](auto type) { Backward<decltype(type)>(param, view, in, request, out); });
 }
 
+void RunStatistics(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                   const Blobs& out) {
+  WithType(in[kData].type_flag_,
+           [&](auto type) { Statistics<decltype(type)>(param, is_train, view, in, out); });
+}
+
 void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                     const Requests& request, const Blobs& out) {
   const NodeParam& param = Param(attrs);
   RunForward(param, context.is_train, PlainView(param, in[kData].shape_), in, request, out);
+}
+
+void StatisticsCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                       const Blobs& in, const Requests&, const Blobs& out) {
+  const NodeParam& param = Param(attrs);
+  RunStatistics(param, context.is_train, PlainView(param, in[kData].shape_), in, out);
 }
 
 void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext&, const Blobs& in,

@@ -21,21 +21,27 @@ View PlainView(const BatchNormParam& param, const mxnet::TShape& shape);
 bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in);
 void CheckBackward(const Blobs& in);
 
-// The two passes on a CPU, on data (and output, head gradient, gradient of data) as `view` says.
+// The two passes on a CPU, and the summary of data alone, on data (and output, head gradient, gradient of data) as `view` says.
 void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
                 const Requests& request, const Blobs& out);
 void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
                  const Blobs& out);
+void RunStatistics(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                   const Blobs& out);
 
-// FCompute<cpu> of the operator and of its gradient.
+// FCompute<cpu> of the operator, of the statistics alone, and of the gradient.
 void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                     const Requests& request, const Blobs& out);
+void StatisticsCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                       const Blobs& in, const Requests& request, const Blobs& out);
 void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                      const Requests& request, const Blobs& out);
 
 // FCompute<gpu>, and the workspace that it asks MXNet for.
 void ForwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
                        const Blobs& in, const Requests& request, const Blobs& out);
+void StatisticsComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                          const Blobs& in, const Requests& request, const Blobs& out);
 void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
                         const Blobs& in, const Requests& request, const Blobs& out);
 std::vector<mxnet::ResourceRequest> Workspace(const nnvm::NodeAttrs& attrs, const int dev_mask,

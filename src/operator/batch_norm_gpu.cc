@@ -97,7 +97,7 @@ size_t TermsSize(const Arguments& a) { return static_cast<size_t>(2 * a.channels
 void Forward(const Arguments& a, DataType type, const Queue& queue) {
   if (a.channels == 0) return;
   const Launcher launch(a, type, queue);
-  if (a.use_batch && Size(a) > 0) launch.OverTensor("statistics");
+  if (a.use_batch && a.batch == nullptr && Size(a) > 0) launch.OverTensor("statistics");
   launch.OverChannels("forward_finish");
   if (a.out != nullptr && Size(a) > 0) launch.OverTensor("forward");
 }
@@ -105,9 +105,17 @@ void Forward(const Arguments& a, DataType type, const Queue& queue) {
 void Backward(const Arguments& a, DataType type, const Queue& queue) {
   if (a.channels == 0) return;
   const Launcher launch(a, type, queue);
-  if (Size(a) > 0) launch.OverTensor("backward_reduce");
+  if (a.batch == nullptr && Size(a) > 0) launch.OverTensor("backward_reduce");
   launch.OverChannels("backward_finish");
   if (a.out != nullptr && Size(a) > 0) launch.OverTensor("backward");
+}
+
+void CopyToHost(int device, void* to, const void* from, size_t bytes) {
+  cuda::Device::Get(device).CopyToHost(to, from, bytes);
+}
+
+void CopyToDevice(int device, void* to, const void* from, size_t bytes) {
+  cuda::Device::Get(device).CopyToDevice(to, from, bytes);
 }
 
 }  // namespace gpu

@@ -45,6 +45,10 @@ struct Arguments {
   int out_add, first_add, second_add;  // added to what is there, not written
 
   long long* counters;  // what guarded training counts (counter.h); null: nothing
+
+  // Where x is a part of a batch that is spread over devices: see SummarySize in batch_norm.h.
+  double* part;         // to write the part's statistics or sums in; null: not wanted
+  const double* batch;  // those of the whole batch; null: x is it
 };
 
 }  // namespace gpu

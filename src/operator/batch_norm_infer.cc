@@ -11,7 +11,8 @@ namespace mxbn {
 
 using mxnet::TShape;
 
-const char* const kInputNames[kInputs] = {"data", "gamma", "beta", "moving_mean", "moving_var"};
+const char* const kInputNames[kBatchInput + 1] = {"data",        "gamma",      "beta",
+                                                  "moving_mean", "moving_var", "batch"};
 
 void Fail(const std::string& message) { throw dmlc::Error("mxbn: BatchNorm: " + message); }
 
@@ -52,6 +53,25 @@ bool IsNote(const std::string& key) {
          key.compare(key.size() - 2, 2, "__") == 0;
 }
 
+// Takes an attribute of mxbn_SyncBatchNorm; false if it is none.
+bool SetSyncAttribute(const std::string& key, const std::string& value, SyncParam* sync) {
+  if (key == "key") {
+    sync->key = value;
+  } else if (key == "num_devices") {
+    constexpr int kMost = 1000;
+    const double number = ToDouble(key, value, kMost, "a number of devices from 1 to 1000");
+    sync->num_devices = static_cast<int>(number);
+    if (sync->num_devices != number || number < 1) {
+      Fail(key + " is '" + value + "', expected a number of devices from 1 to 1000");
+    }
+  } else if (key == "timeout") {
+    sync->timeout = ToDouble(key, value, 1e9, "a number of seconds from 0 to 1e9");
+  } else {
+    return false;
+  }
+  return true;
+}
+
 bool IsMirroring(const abi::NodeAttrs& attrs) {
   const char* everywhere = std::getenv("MXNET_BACKWARD_DO_MIRROR");
   if (everywhere != nullptr && std::atoi(everywhere) != 0) return true;
@@ -61,9 +81,7 @@ bool IsMirroring(const abi::NodeAttrs& attrs) {
   return false;
 }
 
-}  // namespace
-
-void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
+void Parse(nnvm::NodeAttrs* node_attrs, bool is_sync) {
   abi::NodeAttrs& attrs = abi::Get(node_attrs);
   NodeParam param;
   for (const abi::StringMap::Node* node = attrs.dict.first; node != nullptr; node = node->next) {
@@ -85,10 +103,11 @@ void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
       param.output_mean_var = ToBool(key, value);
     } else if (key == "cudnn_off") {
       ToBool(key, value);
-    } else if (!IsNote(key)) {
-      Fail("unknown attribute '" + key +
-           "', expected axis, cudnn_off, eps, fix_gamma, momentum, "
-           "output_mean_var, use_batch_stats or use_global_stats");
+    } else if (!(is_sync && SetSyncAttribute(key, value, &param.sync)) && !IsNote(key)) {
+      Fail("unknown attribute '" + key + "', expected axis, cudnn_off, eps, fix_gamma, " +
+           (is_sync ? "key, momentum, num_devices, output_mean_var, timeout"
+                    : "momentum, output_mean_var") +
+           ", use_batch_stats or use_global_stats");
     }
   }
   if (param.use_global_stats && param.use_batch_stats) {
@@ -96,9 +115,18 @@ void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
         "use_global_stats and use_batch_stats are both True, expected at most one: the statistics "
         "are either the moving ones or the batch's");
   }
+  if (is_sync && param.sync.key.empty()) {
+    Fail("key is missing, expected a name of the layer, the same on every device");
+  }
   if (IsMirroring(attrs)) param.modes = std::make_shared<ForwardModes>();
   attrs.parsed = param;
 }
+
+}  // namespace
+
+void ParseAttributes(nnvm::NodeAttrs* attrs) { Parse(attrs, false); }
+
+void ParseSyncAttributes(nnvm::NodeAttrs* attrs) { Parse(attrs, true); }
 
 const NodeParam& Param(const nnvm::NodeAttrs& attrs) {
   return nnvm::get<NodeParam>(abi::Get(attrs).parsed);
@@ -225,7 +253,7 @@ bool InferStorageType(const nnvm::NodeAttrs&, const int dev_mask, mxnet::Dispatc
     if (type == mxnet::kUndefinedStorage) type = mxnet::kDefaultStorage;
     if (type != mxnet::kDefaultStorage) {
       const char* name = type == mxnet::kCSRStorage ? "csr" : "row_sparse";
-      Fail(std::string(in->size() == kInputs ? kInputNames[i] : "the head gradient") +
+      Fail(std::string(in->size() >= kInputs ? kInputNames[i] : "the head gradient") +
            " has storage type " + name + ", expected default: sparse arrays are not supported");
     }
   }

@@ -19,7 +19,11 @@ enum Input { kData, kGamma, kBeta, kMovingMean, kMovingVar, kInputs };
 enum Output { kOutput, kMean, kInvStd, kSaved, kOutputs };
 enum BackwardInput { kHeadGradient, kSavedInput, kDataInput, kGammaInput, kBackwardInputs };
 enum Gradient { kDataGradient, kGammaGradient, kBetaGradient, kGradients };
-extern const char* const kInputNames[kInputs];
+// Where the batch is spread over devices (see sync_batch_norm.cc), there also are:
+constexpr size_t kBatchInput = kInputs;              // a forward's: the summary of all of it
+constexpr size_t kBatchSumsInput = kBackwardInputs;  // a backward's: the sums of all of it
+constexpr size_t kPartSums = kGradients;             // a gradient's output: the sums of this part
+extern const char* const kInputNames[kBatchInput + 1];
 
 // The mode of the last forward of a node, by the array of its moving mean, of which each executor
 // has its own.
@@ -39,8 +43,16 @@ class ForwardModes {
   std::unordered_map<const void*, bool> modes_;
 };
 
+// What the devices that share a layer agree on; one of them alone, without a key, does not ask.
+struct SyncParam {
+  std::string key;
+  int num_devices = 1;
+  double timeout = 300;  // in seconds
+};
+
 // The attributes of a node, parsed.
 struct NodeParam : BatchNormParam {
+  SyncParam sync;
   // MXNet may save memory by running forwards again within backward (MXNET_BACKWARD_DO_MIRROR, the
   // attribute force_mirroring), in backward's mode, by a copy of the node. The copy must not step,
   // and take the mode of the original, with which it shares `modes`; null where nothing is
@@ -62,6 +74,7 @@ void CheckInputs(size_t count);
 int Axis(const BatchNormParam& param, const mxnet::TShape& data);
 
 void ParseAttributes(nnvm::NodeAttrs* attrs);
+void ParseSyncAttributes(nnvm::NodeAttrs* attrs);
 const NodeParam& Param(const nnvm::NodeAttrs& attrs);
 
 // To be called on the node that a gradient is made for.

@@ -133,6 +133,10 @@ __device__ inline bool UsesBatch(const Arguments& a) { return a.saved[2 * a.chan
 __device__ inline bool NeedsSums(const Arguments& a) {
   return UsesBatch(a) || a.second != nullptr || (a.first != nullptr && a.gamma != nullptr);
 }
+// How many values of a channel the batch has.
+__device__ inline double BatchCount(const Arguments& a) {
+  return a.batch != nullptr ? a.batch[2 * a.channels] : static_cast<double>(a.outer * a.inner);
+}
 template <typename C>
 __device__ double Gamma(const Arguments& a, long long channel) {
   return a.gamma == nullptr ? 1.0 : static_cast<double>(static_cast<const C*>(a.gamma)[channel]);
@@ -195,7 +199,7 @@ struct BatchBackwardFormula {
   __device__ BatchBackwardFormula(const Arguments& a, long long channel) {
     using C = Compute<T>;
     const double inv_std = a.saved[a.channels + channel];
-    const double n = static_cast<double>(a.outer * a.inner);
+    const double n = BatchCount(a);
     const Split<C> mean(a.saved[channel]);
     const Split<C> shift(a.terms[channel] / n);
     mean_high = mean.high;
@@ -540,33 +544,58 @@ __device__ inline double InverseStd(double var, double eps) {
   return d == 0 ? 0.0 : 1 / sqrt(d);  // NaN where d is negative
 }
 
-// One warp per channel. The batch's statistics count where there are sums of it.
+// The statistics of the batch, from the sums of x or from what others found; false where there are
+// none.
+template <typename T>
+__device__ bool BatchStatistics(const Arguments& a, long long channel, double* mean, double* var) {
+  const double n = BatchCount(a);
+  if (!a.use_batch || n == 0) return false;
+  if (a.batch != nullptr) {
+    *mean = a.batch[channel];
+    *var = a.batch[a.channels + channel];
+    return true;
+  }
+  Sums sums = SumParts(a, channel);
+  double centre = static_cast<double>(Pivot<T>(a, channel));
+  // Squares beyond the range of float; below it, they matter beside no eps but the smallest.
+  if (!IsFinite(sums.second) || (sums.second < n * 1e-30 && a.eps < 1e-20)) {
+    centre = At<T>(a.x, channel * a.inner);
+    sums = SumAgain(a, channel, [&](long long index, Sums* each) {
+      const double d = At<T>(a.x, index) - centre;
+      each->first += d;
+      each->second += d * d;
+    });
+  }
+  const double shift = sums.first / n;
+  *mean = centre + shift;
+  *var = sums.second / n - shift * shift;
+  if (*var < 0) *var = 0;  // by rounding only
+  return true;
+}
+
+__device__ inline void WritePart(const Arguments& a, long long channel, double first,
+                                 double second, bool use_batch) {
+  a.part[channel] = first;
+  a.part[a.channels + channel] = second;
+  if (channel == 0) {
+    a.part[2 * a.channels] = static_cast<double>(a.outer * a.inner);
+    a.part[2 * a.channels + 1] = use_batch;
+  }
+}
+
+// One warp per channel.
 template <typename T>
 __device__ void ForwardFinish(const Arguments& a) {
   using C = Compute<T>;
   const long long channel = WarpsChannel();
   if (channel >= a.channels) return;
-  const double n = static_cast<double>(a.outer * a.inner);
-  const bool batch = a.use_batch && n > 0;
   double mean = 0, var = 0;
-  if (batch) {
-    Sums sums = SumParts(a, channel);
-    double centre = static_cast<double>(Pivot<T>(a, channel));
-    // Squares beyond the range of float; below it, they matter beside no eps but the smallest.
-    if (!IsFinite(sums.second) || (sums.second < n * 1e-30 && a.eps < 1e-20)) {
-      centre = At<T>(a.x, channel * a.inner);
-      sums = SumAgain(a, channel, [&](long long index, Sums* each) {
-        const double d = At<T>(a.x, index) - centre;
-        each->first += d;
-        each->second += d * d;
-      });
-    }
-    const double shift = sums.first / n;
-    mean = centre + shift;
-    var = sums.second / n - shift * shift;
-    if (var < 0) var = 0;  // by rounding only
-  }
+  const bool batch = BatchStatistics<T>(a, channel, &mean, &var);
   if (threadIdx.x % kWarp != 0) return;
+  if (a.part != nullptr) {
+    WritePart(a, channel, mean, var, a.use_batch);
+    return;
+  }
   // Read before anything is stepped: one array may serve twice.
   const double gamma = Gamma<C>(a, channel);
   const double beta = static_cast<double>(static_cast<const C*>(a.beta)[channel]);
@@ -598,9 +627,11 @@ __device__ void BackwardFinish(const Arguments& a) {
   using C = Compute<T>;
   const long long channel = WarpsChannel();
   if (channel >= a.channels) return;
-  double dbeta = 0, dgamma = 0;
-  if (a.outer * a.inner > 0 && NeedsSums(a)) {
-    Sums sums = SumParts(a, channel);
+  Sums sums;
+  if (a.batch != nullptr) {
+    sums = {a.batch[channel], a.batch[a.channels + channel]};
+  } else if (a.outer * a.inner > 0 && NeedsSums(a)) {
+    sums = SumParts(a, channel);
     if (!IsFinite(sums.first) || !IsFinite(sums.second)) {
       const double mean = a.saved[channel];
       sums = SumAgain(a, channel, [&](long long index, Sums* each) {
@@ -609,10 +640,10 @@ __device__ void BackwardFinish(const Arguments& a) {
         each->second += dy * (At<T>(a.x, index) - mean);
       });
     }
-    dbeta = sums.first;
-    dgamma = sums.second * a.saved[a.channels + channel];
   }
   if (threadIdx.x % kWarp != 0) return;
+  if (a.part != nullptr) WritePart(a, channel, sums.first, sums.second, UsesBatch(a));
+  const double dbeta = sums.first, dgamma = sums.second * a.saved[a.channels + channel];
   a.terms[channel] = dbeta;
   a.terms[a.channels + channel] = dgamma;
   Show<C>(a.first, channel, a.gamma == nullptr ? 0.0 : dgamma, a.first_add);

@@ -18,6 +18,11 @@ mxnet::TBlob Raw(const mxnet::NDArray& array) {
   return blob;
 }
 
+// An array in the plain layout; none where there is none.
+mxnet::TBlob Plain(const mxnet::NDArray& array) {
+  return array.is_none() ? mxnet::TBlob() : array.data();
+}
+
 // Arrays in the plain layout, and the copies that this took.
 class PlainArrays {
  public:
@@ -40,8 +45,9 @@ Blobs PlainOutputs(const Arrays& arrays, const Requests& request) {
   Blobs blobs;
   for (size_t i = 0; i < arrays.size(); ++i) {
     if (request[i] != mxnet::kNullOp) onednn::MakePlain(arrays[i]);
-    blobs.push_back(request[i] == mxnet::kNullOp && !arrays[i].IsDefaultData() ? Raw(arrays[i])
-                                                                               : arrays[i].data());
+    const bool as_it_is =
+        request[i] == mxnet::kNullOp && !arrays[i].is_none() && !arrays[i].IsDefaultData();
+    blobs.push_back(as_it_is ? Raw(arrays[i]) : Plain(arrays[i]));
   }
   return blobs;
 }
@@ -66,13 +72,28 @@ void ForwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& cont
       Takes(out[kOutput], request[kOutput], data)) {
     ++onednn_layout_passes;
     Blobs in_blobs = {Raw(data)}, out_blobs = {Raw(out[kOutput])};
-    for (int i = kGamma; i < kInputs; ++i) in_blobs.push_back(in[i].data());
+    for (size_t i = kGamma; i < in.size(); ++i) in_blobs.push_back(in[i].data());
     for (int i = kMean; i < kOutputs; ++i) out_blobs.push_back(out[i].data());
     RunForward(param, context.is_train, view, in_blobs, request, out_blobs);
     return;
   }
   const PlainArrays plain(in);
   ForwardCompute(attrs, context, plain.blobs(), request, PlainOutputs(out, request));
+}
+
+void StatisticsComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                         const Arrays& in, const Requests& request, const Arrays& out) {
+  const NodeParam& param = Param(attrs);
+  const mxnet::NDArray& data = in[kData];
+  const Blobs out_blobs = {out[0].data()};
+  View view;
+  if (use_onednn_layouts && Axis(param, data.shape()) == 1 && onednn::Look(data, &view)) {
+    ++onednn_layout_passes;
+    RunStatistics(param, context.is_train, view, {Raw(data)}, out_blobs);
+    return;
+  }
+  const PlainArrays plain(in);
+  StatisticsCompute(attrs, context, plain.blobs(), request, out_blobs);
 }
 
 void BackwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
@@ -84,9 +105,10 @@ void BackwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& con
       onednn::Look(data, &view) && head.shape() == data.shape() &&
       Takes(out[kDataGradient], request[kDataGradient], data)) {
     ++onednn_layout_passes;
-    const Blobs in_blobs = {Raw(head), in[kSavedInput].data(), Raw(data), in[kGammaInput].data()};
-    const Blobs out_blobs = {Raw(out[kDataGradient]), out[kGammaGradient].data(),
-                             out[kBetaGradient].data()};
+    Blobs in_blobs = {Raw(head), in[kSavedInput].data(), Raw(data)}, out_blobs;
+    for (size_t i = kGammaInput; i < in.size(); ++i) in_blobs.push_back(in[i].data());
+    out_blobs.push_back(out[kDataGradient].is_none() ? mxnet::TBlob() : Raw(out[kDataGradient]));
+    for (size_t i = kGammaGradient; i < out.size(); ++i) out_blobs.push_back(Plain(out[i]));
     RunBackward(param, view, in_blobs, request, out_blobs);
     return;
   }

@@ -29,6 +29,14 @@ nnvm::ObjectPtr MakeNoGradientNode() {
   return mxnet::op::MakeNode("_NoGradient", "NoGradient", nullptr, nullptr, nullptr);
 }
 
+nnvm::NodeEntry MakeZeroGradient(const nnvm::ObjectPtr& node) {
+  const Node& forward = Get(node.get());
+  const std::vector<nnvm::NodeEntry> inputs(1, forward.inputs.at(0));
+  return {mxnet::op::MakeNode("zeros_like", forward.attrs.name + "_backward", &inputs, nullptr,
+                              &node),
+          0, 0};
+}
+
 }  // namespace abi
 }  // namespace mxbn
 

@@ -97,6 +97,8 @@ std::vector<nnvm::NodeEntry> MakeGradientNode(const char* op_name, const nnvm::O
                                               const std::vector<nnvm::NodeEntry>& inputs);
 // A node that says: no gradient flows here.
 nnvm::ObjectPtr MakeNoGradientNode();
+// A gradient of the first input of `node` that MXNet leaves out where it adds up gradients.
+nnvm::NodeEntry MakeZeroGradient(const nnvm::ObjectPtr& node);
 
 }  // namespace abi
 }  // namespace mxbn
