@@ -40,21 +40,21 @@ std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
          "MXNET_BACKWARD_DO_MIRROR and force_mirroring unset");
   }
   const std::vector<nnvm::NodeEntry>& inputs = abi::Get(node.get()).inputs;
-  // MXNet also asks without inputs, to learn which of them matter.
-  const nnvm::ObjectPtr& batch_node = inputs.at(kBatchInput).node;
-  const nnvm::ObjectPtr& exchange = batch_node != nullptr ? batch_node : node;
-  if (batch_node != nullptr && batch_node->op() != nnvm::Op::Get(kExchangeName)) {
-    Fail(std::string("batch is of another node than expected: ") + kExchangeName);
-  }
+  const nnvm::NodeEntry none{abi::MakeNoGradientNode(), 0, 0};
   std::vector<nnvm::NodeEntry> reduce_inputs = {
       head_gradients[kOutput], nnvm::NodeEntry{node, kSaved, 0}, inputs[kData], inputs[kGamma]};
   const auto reduced = abi::MakeGradientNode(kReduceName, node, reduce_inputs);
-  const auto batch =
-      abi::MakeGradientNode(kBackwardExchangeName, exchange, {reduced[kReducedSums]});
-  reduce_inputs.push_back(batch[0]);
-  const auto data = abi::MakeGradientNode(kBackwardName, node, reduce_inputs);
-  const nnvm::NodeEntry none{abi::MakeNoGradientNode(), 0, 0};
-  return {data[0], reduced[kPartGammaGradient], reduced[kPartBetaGradient], none, none, none};
+  nnvm::NodeEntry data = none;
+  // MXNet also asks without inputs, to learn which of them matter. And where data was not recorded,
+  // the forward's exchange was not.
+  const nnvm::ObjectPtr& batch_node = inputs.at(kBatchInput).node;
+  if (batch_node == nullptr || batch_node->op() == nnvm::Op::Get(kExchangeName)) {
+    const nnvm::ObjectPtr& exchange = batch_node != nullptr ? batch_node : node;
+    reduce_inputs.push_back(
+        abi::MakeGradientNode(kBackwardExchangeName, exchange, {reduced[kReducedSums]})[0]);
+    data = abi::MakeGradientNode(kBackwardName, node, reduce_inputs)[0];
+  }
+  return {data, reduced[kPartGammaGradient], reduced[kPartBetaGradient], none, none, none};
 }
 
 // What the statistics contribute to the gradient is part of the last node's.
@@ -220,6 +220,15 @@ bool IsNaiveEngine() {
   return engine != nullptr && std::strcmp(engine, "NaiveEngine") == 0;
 }
 
+// MXNet runs operators that are called one after the other in one go, or bulk, which waits for all
+// that any of them needs. What comes before an exchange must not wait for another layer's: it begins
+// a bulk of its own. MXNet asks for an operator's type when it is called.
+mxnet::ExecType BeginBulk(const nnvm::NodeAttrs&) {
+  mxnet::Engine* const engine = mxnet::Engine::Get();
+  engine->set_bulk_size(engine->set_bulk_size(0));  // of this thread
+  return mxnet::ExecType::kSync;
+}
+
 template <sync::Direction direction>
 void Exchange(const mxnet::OpStatePtr& state, const mxnet::OpContext& context, const Blobs& in,
               const Requests&, const Blobs& out) {
@@ -287,6 +296,7 @@ void RegisterSync() {
   using NewState = mxnet::OpStatePtr(const nnvm::NodeAttrs&, mxnet::Context,
                                      const mxnet::ShapeVector&, const std::vector<int>&);
   NewBackward(kReduceName, kBackwardInputs, kReduceOutputs, InferReduceShape, InferReduceType)
+      .set_attr<mxnet::FExecType>("FExecType", BeginBulk)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", Reduce<mxnet::TBlob, BackwardCompute>)
       .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", Reduce<mxnet::NDArray, BackwardComputeEx>)
       .set_attr<mxnet::FCompute>("FCompute<gpu>", Reduce<mxnet::TBlob, BackwardComputeGpu>);
@@ -300,6 +310,7 @@ void RegisterSync() {
   NewOp("_mxbn_sync_statistics", ParseSyncAttributes)
       .set_num_inputs(1)
       .set_num_outputs(1)
+      .set_attr<mxnet::FExecType>("FExecType", BeginBulk)
       .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FInferShape>("FInferShape",
                                     abi::Callable<ShapeInference>::Wrap(InferStatisticsShape))

@@ -92,6 +92,10 @@ std::string WhoIsMissing(const Round& round, const std::set<std::string>& seen) 
   text << "within " << round.layer.timeout << " s only " << Listed(here) << " came, not "
        << Listed(missing) << ": expected num_devices=" << round.layer.num_devices
        << " devices, each of which runs the layer as often as the others";
+  // All CPU contexts share MXNet's temporary spaces, and wait for each other there too.
+  if (here[0].compare(0, 3, "cpu") == 0 && round.layer.num_devices > 1) {
+    text << ", and MXNET_CPU_TEMP_COPY=1000 for CPU contexts (see the README)";
+  }
   return text.str();
 }
 
