@@ -261,7 +261,7 @@ class SyncBatchNorm(BatchNorm):
         if num_devices is not None:
             self._shared["num_devices"] = num_devices
         # Refuses what the operator does not take; and other processes learn of the layer here.
-        sym.SyncBatchNorm(mx.sym.var("data"), **self._shared)
+        sym.SyncBatchNorm(mx.sym.var("data"), name="check", **self._shared)
 
     def hybrid_forward(
         self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
