@@ -257,7 +257,7 @@ class SyncBatchNorm(BatchNorm):
             in_channels=in_channels,
             **kwargs,
         )
-        self._shared = {"key": key or self.prefix, "timeout": timeout}
+        self._shared: dict[str, Any] = {"key": key or self.prefix, "timeout": timeout}
         if num_devices is not None:
             self._shared["num_devices"] = num_devices
         # Refuses what the operator does not take; and other processes learn of the layer here.

@@ -237,16 +237,15 @@ def _prepare(arrays: list[Any], attributes: dict[str, Any], out: Any) -> list[An
     if not (_alike(arrays) and _library.same_context_and_known_shapes(arrays)):
         _check_inputs(arrays)
     if out is not None:
-        _check_out(out, *arrays[:2], is_true(attributes.get("output_mean_var", False)))
+        show = is_true(attributes.get("output_mean_var", False))
+        _check_out(out, arrays[0], arrays[1], show)
     if mx.autograd.is_recording():
         # A graph that held the statistics themselves would end when another one with them does.
         arrays[3:] = [array.detach() for array in arrays[3:]]
     return arrays
 
 
-def _invoke(
-    operator: str, arrays: list[Any], attributes: dict[str, Any], out: Any = None
-) -> Any:
+def _invoke(operator: str, arrays: list[Any], attributes: dict[str, Any], out: Any = None) -> Any:
     try:
         with _one_at_a_time:
             return _imperative_invoke(

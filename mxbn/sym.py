@@ -61,12 +61,12 @@ def BatchNorm(
         and types show when the symbol is bound, as MXNetError.
     """
     inputs = _inputs(data, gamma, beta, moving_mean, moving_var)
-    name = _current(mx.name.NameManager).get(name, "batchnorm")
+    named: str = _current(mx.name.NameManager).get(name, "batchnorm")
     name_positional(positional, attributes)
     notes = _current(mx.AttrScope).get(attr)
-    _make_gamma(inputs, attributes, name, notes)
+    _make_gamma(inputs, attributes, named, notes)
     attributes.update(notes)
-    return _compose(_library.OPERATOR, inputs, attributes, name)
+    return _compose(_library.OPERATOR, inputs, attributes, named)
 
 
 def SyncBatchNorm(
@@ -109,21 +109,21 @@ def SyncBatchNorm(
         As `mxbn.sym.BatchNorm` raises.
     """
     inputs = _inputs(data, gamma, beta, moving_mean, moving_var)
-    name = _current(mx.name.NameManager).get(name, "syncbatchnorm")
+    named: str = _current(mx.name.NameManager).get(name, "syncbatchnorm")
     notes = _current(mx.AttrScope).get(attr)
-    _make_gamma(inputs, attributes, name, notes)
+    _make_gamma(inputs, attributes, named, notes)
     if data is None:
-        inputs["data"] = mx.sym.var(f"{name}_data", attr=notes)
-    key = key or name
+        inputs["data"] = mx.sym.var(f"{named}_data", attr=notes)
+    key = key or named
     attributes.update(notes, key=key, num_devices=num_devices, timeout=timeout)
     batch = inputs["data"]
     for operator, what in (
         (_library.SYNC_STATISTICS, "statistics"),
         (_library.SYNC_EXCHANGE, "exchange"),
     ):
-        batch = _compose(operator, {"data": batch}, attributes, f"{name}_{what}")
+        batch = _compose(operator, {"data": batch}, attributes, f"{named}_{what}")
     inputs["batch"] = batch
-    symbol = _compose(_library.SYNC_OPERATOR, inputs, attributes, name)
+    symbol = _compose(_library.SYNC_OPERATOR, inputs, attributes, named)
     _sync.join(key)
     return symbol
 
@@ -145,7 +145,7 @@ def _inputs(*symbols: Any) -> dict[str, Any]:
 
 
 def _make_gamma(inputs: dict[str, Any], attributes: dict[str, Any], name: str, notes: Any) -> None:
-    """Make a gamma that nothing uses; it has the node's notes, as the variables that MXNet makes."""
+    """Make a gamma that nothing uses, with the notes of the node, as MXNet makes variables."""
     if "gamma" not in inputs and is_true(attributes.get("fix_gamma", True)):
         inputs["gamma"] = mx.sym.var(f"{name}_gamma", attr={**notes, "__wd_mult__": "0.0"})
 

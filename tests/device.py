@@ -10,7 +10,7 @@ import threading
 # program: one context's second layer would wait for the other's first. See the README's limits.
 os.environ.setdefault("MXNET_CPU_TEMP_COPY", "1000")
 
-import mxnet as mx  # noqa: E402 (reads the environment)
+import mxnet as mx
 
 ON_GPU = os.environ.get("MXBN_TEST_DEVICE") == "gpu"
 IS_FAKE = "FAKE_CUDA_DEVICES" in os.environ  # see cuda/fake_libraries.py

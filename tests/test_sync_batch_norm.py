@@ -114,7 +114,9 @@ def test_every_mode_is_that_of_one_batch(mode, dtype):
 
 
 @pytest.mark.parametrize(
-    "counts", [(1, 7), (8, 0), (0, 3, 5), (2, 2, 2, 2)], ids=lambda counts: "-".join(map(str, counts))
+    "counts",
+    [(1, 7), (8, 0), (0, 3, 5), (2, 2, 2, 2)],
+    ids=lambda counts: "-".join(map(str, counts)),
 )
 def test_parts_may_be_of_any_size(counts):
     d = draw((8, 3, 5), seed=2)
@@ -303,7 +305,7 @@ def test_layers_overlap_whatever_the_order_on_each_device():
             check_all(d, each, want)
 
 
-# ----------------------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------------------- what goes wrong
 
 
 def test_a_device_that_never_comes_is_an_error_and_the_next_round_is_clean():
@@ -342,7 +344,7 @@ def test_a_device_that_fails_ends_the_wait_of_the_others():
     time.sleep(0.2)  # it waits by now
     with pytest.raises(ValueError, match=f"gamma is on {KIND}"):
         sync(d, second, key, 2, use_batch_stats=True, timeout=60)
-    with pytest.raises(mx.base.MXNetError, match="another device failed: .*gamma is on"):
+    with pytest.raises(mx.base.MXNetError, match=r"another device failed: .*gamma is on"):
         y.wait_to_read()
 
 
@@ -351,7 +353,9 @@ def test_devices_with_different_channels():
     key = next(keys)
     ys = [sync(draw((1, 1)), part, key, 2, use_batch_stats=True) for part in parts]
     for y in ys:
-        with pytest.raises(mx.base.MXNetError, match=r"\(1\) has 4 channels, expected 3 as .*\(0\)"):
+        with pytest.raises(
+            mx.base.MXNetError, match=r"\(1\) has 4 channels, expected 3 as .*\(0\)"
+        ):
             y.wait_to_read()
 
 

@@ -21,7 +21,8 @@ View PlainView(const BatchNormParam& param, const mxnet::TShape& shape);
 bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in);
 void CheckBackward(const Blobs& in);
 
-// The two passes on a CPU, and the summary of data alone, on data (and output, head gradient, gradient of data) as `view` says.
+// The two passes on a CPU, and the summary of data alone, on data (and output, head gradient,
+// gradient of data) as `view` says.
 void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
                 const Requests& request, const Blobs& out);
 void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,

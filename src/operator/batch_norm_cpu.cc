@@ -70,9 +70,7 @@ class ForwardPass {
         centre_(static_cast<size_t>(a_.view.channels)),
         terms_(a_.view.channels, kTerms) {}
 
-  bool reduces() const {
-    return a_.use_batch && a_.batch == nullptr && a_.view.PerChannel() > 0;
-  }
+  bool reduces() const { return a_.use_batch && a_.batch == nullptr && a_.view.PerChannel() > 0; }
   bool applies() const { return a_.y.data != nullptr; }
   const double* centre() const { return centre_.data(); }
   const C* terms() const { return terms_.data(); }

@@ -573,8 +573,8 @@ __device__ bool BatchStatistics(const Arguments& a, long long channel, double* m
   return true;
 }
 
-__device__ inline void WritePart(const Arguments& a, long long channel, double first,
-                                 double second, bool use_batch) {
+__device__ inline void WritePart(const Arguments& a, long long channel, double first, double second,
+                                 bool use_batch) {
   a.part[channel] = first;
   a.part[a.channels + channel] = second;
   if (channel == 0) {

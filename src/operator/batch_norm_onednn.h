@@ -1,5 +1,6 @@
-// FComputeEx<cpu> of the operators and of the gradient: arrays between convolutions stay in oneDNN's
-// layouts; any other array is brought into MXNet's plain layout and goes the way of FCompute.
+// FComputeEx<cpu> of the operators and of the gradient: arrays between convolutions stay in
+// oneDNN's layouts; any other array is brought into MXNet's plain layout and goes the way of
+// FCompute.
 #ifndef MXBN_OPERATOR_BATCH_NORM_ONEDNN_H_
 #define MXBN_OPERATOR_BATCH_NORM_ONEDNN_H_
 

@@ -10,9 +10,9 @@ namespace mxbn {
 namespace cuda {
 namespace {
 
-using Result = int;        // CUresult
-using DeviceHandle = int;  // CUdevice
-using Address = size_t;    // CUdeviceptr
+using Result = int;                                        // CUresult
+using DeviceHandle = int;                                  // CUdevice
+using Address = size_t;                                    // CUdeviceptr
 void* const kStreamOfThread = reinterpret_cast<void*>(2);  // CU_STREAM_PER_THREAD
 
 enum Attribute { kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
@@ -179,18 +179,18 @@ void Device::Launch(const std::string& kernel, unsigned grid_x, unsigned grid_y,
 void Device::CopyToHost(void* to, const void* from, size_t bytes) {
   const Driver& driver = TheDriver();
   const Current current(context_);
-  driver.Check(driver.cuMemcpyDtoHAsync(to, reinterpret_cast<Address>(from), bytes,
-                                        kStreamOfThread),
-               "cuMemcpyDtoHAsync");
+  driver.Check(
+      driver.cuMemcpyDtoHAsync(to, reinterpret_cast<Address>(from), bytes, kStreamOfThread),
+      "cuMemcpyDtoHAsync");
   driver.Check(driver.cuStreamSynchronize(kStreamOfThread), "cuStreamSynchronize");
 }
 
 void Device::CopyToDevice(void* to, const void* from, size_t bytes) {
   const Driver& driver = TheDriver();
   const Current current(context_);
-  driver.Check(driver.cuMemcpyHtoDAsync(reinterpret_cast<Address>(to), from, bytes,
-                                        kStreamOfThread),
-               "cuMemcpyHtoDAsync");
+  driver.Check(
+      driver.cuMemcpyHtoDAsync(reinterpret_cast<Address>(to), from, bytes, kStreamOfThread),
+      "cuMemcpyHtoDAsync");
   driver.Check(driver.cuStreamSynchronize(kStreamOfThread), "cuStreamSynchronize");
 }
 

@@ -32,9 +32,9 @@ nnvm::ObjectPtr MakeNoGradientNode() {
 nnvm::NodeEntry MakeZeroGradient(const nnvm::ObjectPtr& node) {
   const Node& forward = Get(node.get());
   const std::vector<nnvm::NodeEntry> inputs(1, forward.inputs.at(0));
-  return {mxnet::op::MakeNode("zeros_like", forward.attrs.name + "_backward", &inputs, nullptr,
-                              &node),
-          0, 0};
+  return {
+      mxnet::op::MakeNode("zeros_like", forward.attrs.name + "_backward", &inputs, nullptr, &node),
+      0, 0};
 }
 
 }  // namespace abi

@@ -36,8 +36,9 @@ std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
                                        const std::vector<nnvm::NodeEntry>& head_gradients) {
   PrepareIfMirror(node);
   if (Param(node->attrs).is_mirror) {
-    Fail("a batch that is spread over devices cannot run again in backward, expected "
-         "MXNET_BACKWARD_DO_MIRROR and force_mirroring unset");
+    Fail(
+        "a batch that is spread over devices cannot run again in backward, expected "
+        "MXNET_BACKWARD_DO_MIRROR and force_mirroring unset");
   }
   const std::vector<nnvm::NodeEntry>& inputs = abi::Get(node.get()).inputs;
   const nnvm::NodeEntry none{abi::MakeNoGradientNode(), 0, 0};
@@ -179,8 +180,8 @@ std::string NameOf(const mxnet::Context& device) {
   return (is_gpu ? "gpu(" : "cpu(") + std::to_string(device.dev_id) + ")";
 }
 
-// Kept for as long as the process lives: a few bytes for each device of each layer. Never destroyed,
-// so that libmxnet never calls what it could not (see mxnet_abi.h).
+// Kept for as long as the process lives: a few bytes for each device of each layer. Never
+// destroyed, so that libmxnet never calls what it could not (see mxnet_abi.h).
 mxnet::OpStatePtr TakeSeat(const nnvm::NodeAttrs& attrs, mxnet::Context device,
                            const mxnet::ShapeVector&, const std::vector<int>&) {
   using Key = std::tuple<std::string, int, double, std::string>;
@@ -188,8 +189,7 @@ mxnet::OpStatePtr TakeSeat(const nnvm::NodeAttrs& attrs, mxnet::Context device,
   static auto& seats = *new std::map<Key, mxnet::OpStatePtr>;
   const SyncParam& layer = Param(attrs).sync;
   std::lock_guard<std::mutex> lock(mutex);
-  mxnet::OpStatePtr& seat =
-      seats[Key(layer.key, layer.num_devices, layer.timeout, NameOf(device))];
+  mxnet::OpStatePtr& seat = seats[Key(layer.key, layer.num_devices, layer.timeout, NameOf(device))];
   if (!seat) seat = mxnet::OpStatePtr::Create<Seat>(Seat{layer, device});
   return seat;
 }
@@ -221,8 +221,8 @@ bool IsNaiveEngine() {
 }
 
 // MXNet runs operators that are called one after the other in one go, or bulk, which waits for all
-// that any of them needs. What comes before an exchange must not wait for another layer's: it begins
-// a bulk of its own. MXNet asks for an operator's type when it is called.
+// that any of them needs. What comes before an exchange must not wait for another layer's: it
+// begins a bulk of its own. MXNet asks for an operator's type when it is called.
 mxnet::ExecType BeginBulk(const nnvm::NodeAttrs&) {
   mxnet::Engine* const engine = mxnet::Engine::Get();
   engine->set_bulk_size(engine->set_bulk_size(0));  // of this thread
@@ -243,7 +243,8 @@ void Exchange(const mxnet::OpStatePtr& state, const mxnet::OpContext& context, c
     return context.async_on_complete();
   }
   if (IsNaiveEngine()) {
-    Fail("layer '" + seat.layer.key + "' waits for other devices, which MXNet's NaiveEngine would "
+    Fail("layer '" + seat.layer.key +
+         "' waits for other devices, which MXNet's NaiveEngine would "
          "not start before: expected another MXNET_ENGINE_TYPE");
   }
   const mxnet::Engine::CallbackOnComplete complete = context.async_on_complete;
@@ -272,8 +273,8 @@ nnvm::Op& NewExchange(const char* name, mxnet::FStatefulCompute exchange) {
                                   abi::Callable<TypeInference>::Wrap(InferSummaryType))
       .set_attr<mxnet::FInferStorageType>("FInferStorageType",
                                           abi::Callable<StorageInference>::Wrap(InferStorageType))
-      .set_attr<mxnet::FExecType>(
-          "FExecType", [](const nnvm::NodeAttrs&) { return mxnet::ExecType::kAsync; })
+      .set_attr<mxnet::FExecType>("FExecType",
+                                  [](const nnvm::NodeAttrs&) { return mxnet::ExecType::kAsync; })
       .set_attr<mxnet::FStatefulCompute>("FStatefulCompute<cpu>", exchange)
       .set_attr<mxnet::FStatefulCompute>("FStatefulCompute<gpu>", exchange);
 }

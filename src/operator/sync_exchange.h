@@ -1,9 +1,9 @@
 // How the devices of this process, and the processes, tell each other about their parts of a batch.
 //
-// A layer, known by its key, has one meeting for its forwards and one for its backwards. Each of its
-// devices comes to it with the summary of its part (see batch_norm.h) and leaves at once; when all
-// have come, all are told the summary of the whole batch. Nobody waits on a thread of MXNet's, so
-// that layers may overlap. Where several processes share the layer, what the devices of this one
+// A layer, known by its key, has one meeting for its forwards and one for its backwards. Each of
+// its devices comes to it with the summary of its part (see batch_norm.h) and leaves at once; when
+// all have come, all are told the summary of the whole batch. Nobody waits on a thread of MXNet's,
+// so that layers may overlap. Where several processes share the layer, what the devices of this one
 // have together goes to the other processes first (see sync_exports.cc).
 #ifndef MXBN_OPERATOR_SYNC_EXCHANGE_H_
 #define MXBN_OPERATOR_SYNC_EXCHANGE_H_

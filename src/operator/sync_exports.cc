@@ -30,6 +30,7 @@ MXBN_EXPORT int mxbn_sync_take(double seconds, MxbnParcel* result) {
 MXBN_EXPORT void mxbn_sync_answer(int64_t ticket, const double* values, int64_t count,
                                   int processes, const char* error) {
   std::vector<mxbn::sync::Summary> parts;
-  for (int i = 0; i < processes; ++i) parts.emplace_back(values + i * count, values + (i + 1) * count);
+  for (int i = 0; i < processes; ++i)
+    parts.emplace_back(values + i * count, values + (i + 1) * count);
   mxbn::sync::Answer(ticket, parts, error != nullptr ? error : "");
 }
