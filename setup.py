@@ -34,6 +34,9 @@ MXNET_FILES = [
     "batch_norm_onednn.cc",
     "mxnet_abi.cc",
     "onednn_layout.cc",
+    "sync_batch_norm.cc",
+    "sync_exchange.cc",
+    "sync_exports.cc",
 ]
 MXNET_FLAGS = [
     "-D_GLIBCXX_USE_CXX11_ABI=0",

@@ -38,8 +38,8 @@ _TOOLS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "callback":
-        return import_module(".callback", __name__)
+    if name in ("callback", "distributed"):
+        return import_module(f".{name}", __name__)
     if name not in _TOOLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".tools.{_TOOLS[name]}", __name__), name)
@@ -52,7 +52,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from . import callback
+    from . import callback, distributed
     from .tools.checkpoint import Checkpoint
     from .tools.convert import convert
     from .tools.fold import fold
@@ -71,6 +71,7 @@ __all__ = [
     "Module",
     "callback",
     "convert",
+    "distributed",
     "fold",
     "freeze",
     "freeze_state",

@@ -55,6 +55,8 @@ class Arguments(ctypes.Structure):
         ("ddbeta", ctypes.c_void_p),
         ("for_dy", ctypes.c_void_p),
         ("for_dy_add", ctypes.c_int),
+        ("part", ctypes.c_void_p),
+        ("batch", ctypes.c_void_p),
     )
 
 

@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 OPERATOR = "mxbn_BatchNorm"
+# For a batch that is spread over devices: its three nodes.
+SYNC_STATISTICS = "_mxbn_sync_statistics"
+SYNC_EXCHANGE = "_mxbn_sync_exchange"
+SYNC_OPERATOR = "mxbn_SyncBatchNorm"
+OPERATORS = (OPERATOR, SYNC_STATISTICS, SYNC_EXCHANGE, SYNC_OPERATOR)
 VERSION = "1.9.1"
 LIBRARY = Path(__file__).with_name("libmxbn.so")
 SUPPORTED = (
@@ -27,6 +32,7 @@ SYMBOLS = (
     "_ZN4nnvm2OpC1Ev",
     "_ZN5mxnet2op12MakeGradNodeEPKcRKSt10shared_ptrIN4nnvm4NodeEERKSt6vectorINS4_9NodeEntryE"
     "SaISA_EERKSt13unordered_mapISsSsSt4hashISsESt8equal_toISsESaISt4pairIKSsSsEEE",
+    "_ZN5mxnet6Engine3GetEv",
     "_ZN5mxnet12MKLDNNStream3GetEv",
     "_ZN5mxnet12MKLDNNStream6SubmitEb",
     "_ZN5mxnet7NDArray16CreateMKLDNNDataERKN4dnnl6memory4descE",
@@ -40,19 +46,24 @@ SYMBOLS = (
     "SsSsSt4hashISsESt8equal_toISsESaISt4pairIS3_SsEEEPKSt10shared_ptrINS6_4NodeEE",
 )
 
-_handle: int | None = None
+_handles: dict[str, int] = {}
 
 
-def handle() -> int:
-    """Return MXNet's handle of the operator.
+def handle(operator: str = OPERATOR) -> int:
+    """Return MXNet's handle of an operator.
+
+    Parameters
+    ----------
+    operator : str, default 'mxbn_BatchNorm'
+        One of `OPERATORS`.
 
     Returns
     -------
     int
-        The address by which MXNet's C API knows ``mxbn_BatchNorm``.
+        The address by which MXNet's C API knows it.
     """
-    assert _handle is not None, "mxbn._library.load() has not run"
-    return _handle
+    assert _handles, "mxbn._library.load() has not run"
+    return _handles[operator]
 
 
 def instruction_set() -> str:
@@ -149,18 +160,17 @@ def load() -> None:
         compiled library is missing, or if the operator computes something else than it should.
         The message says what was found and what to do.
     """
-    global _handle
-    if _handle is not None:
+    if _handles:
         return
     mx = _import_mxnet()
     _check_build(mx)
     _register()
-    _handle = _find_operator()
+    _handles.update((name, _find_operator(name)) for name in OPERATORS)
     from . import _selftest, nd, sym
 
     problem = _selftest.run()
     if problem is not None:
-        _handle = None
+        _handles.clear()
         raise ImportError(
             f"mxbn: the operator computes wrong values in this build of MXNet ({problem}), so it "
             f"is not offered. {SUPPORTED}; {REMEDY}"
@@ -176,8 +186,10 @@ def load() -> None:
         )
     for module in (mx.nd, mx.nd.op):
         setattr(module, OPERATOR, nd.BatchNorm)
+        setattr(module, SYNC_OPERATOR, nd.SyncBatchNorm)
     for module in (mx.sym, mx.sym.op):
         setattr(module, OPERATOR, sym.BatchNorm)
+        setattr(module, SYNC_OPERATOR, sym.SyncBatchNorm)
     _tell_amp()
 
 
@@ -233,11 +245,11 @@ def _register() -> None:
         raise ImportError(f"mxbn: MXNet refused the operator: {problem.decode()}")
 
 
-def _find_operator() -> int:
+def _find_operator(name: str) -> int:
     from mxnet.base import _LIB, OpHandle, c_str, check_call
 
     operator = OpHandle()
-    check_call(_LIB.NNGetOpHandle(c_str(OPERATOR), ctypes.byref(operator)))
+    check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(operator)))
     assert operator.value is not None
     return int(operator.value)
 
@@ -246,5 +258,5 @@ def _tell_amp() -> None:
     # AMP's conversion refuses operators that are in none of its lists.
     from mxnet.contrib.amp import lists
 
-    lists.symbol_fp16.FP16_FP32_FUNCS.append(OPERATOR)
-    lists.symbol_bf16.FP32_FUNCS.append(OPERATOR)
+    lists.symbol_fp16.FP16_FP32_FUNCS.extend(OPERATORS)
+    lists.symbol_bf16.FP32_FUNCS.extend(OPERATORS)

@@ -111,6 +111,7 @@ def run() -> str | None:
                 _compare("training", _run("float32", True, nd.BatchNorm), BATCH)
                 or _compare("inference", _run("float32", False, nd.BatchNorm), MOVING)
                 or _compare("act_type and addend", _run_fused(), _fused())
+                or _compare("over devices", _run("float32", True, _over_devices), BATCH)
                 or _compare(
                     "Symbol, training, use_global_stats",
                     _run("float64", True, _graph, use_global_stats=True),
@@ -196,6 +197,12 @@ def _between_convolutions() -> dict[str, Any]:
 def _graph(*arrays: Any, **attributes: Any) -> Any:
     """Compute by way of a Symbol, as executors and hybridized blocks do."""
     symbol = sym.BatchNorm(mx.sym.var("data"), name="bn", **attributes)
+    return mx.nd.CachedOp(symbol)(*arrays)
+
+
+def _over_devices(*arrays: Any, **attributes: Any) -> Any:
+    """Compute as one of several devices does, although there is no other."""
+    symbol = sym.SyncBatchNorm(mx.sym.var("data"), name="mxbn_selftest", **attributes)
     return mx.nd.CachedOp(symbol)(*arrays)
 
 

@@ -239,3 +239,103 @@ class BatchNormAddReLU(BatchNorm):
             x, gamma, beta, running_mean, running_var, addend=addend, name="fwd",
             **self._kwargs, **self._fused,
         )  # fmt: skip
+
+
+class SyncBatchNorm(BatchNorm):
+    """Batch normalization layer over the devices of this process; see `mxbn.nd.SyncBatchNorm`.
+
+    It takes the place of `mx.gluon.contrib.nn.SyncBatchNorm`: every context has a part of the
+    batch, as `mx.gluon.utils.split_and_load` makes them, and the layer computes what one
+    `BatchNorm` would on the whole batch. After `mxbn.distributed.init()` a layer that is made is
+    also shared by all processes.
+
+    Parameters
+    ----------
+    in_channels : int, default 0
+        Number of channels; 0 takes it from the first data.
+    num_devices : int, optional
+        How many contexts have a part of every batch, an empty one counts; default is the number of
+        contexts that the layer's parameters are on when it is first used.
+    momentum, epsilon, center, scale, use_global_stats : optional
+        As of `BatchNorm`.
+    beta_initializer, gamma_initializer : str or mx.init.Initializer, default 'zeros', 'ones'
+        Initial shift and scale.
+    running_mean_initializer, running_variance_initializer : as above, default 'zeros', 'ones'
+        Initial moving statistics.
+    axis : int, default 1
+        The axis of the channels; negative counts from the end.
+    use_batch_stats : bool, default False
+        Use the statistics of the batch, also in inference.
+    key : str, optional
+        By which the devices (and processes) find each other; default is the layer's prefix.
+    timeout : float, default 300
+        After how many seconds without one of the devices the others get an error.
+    step_global_stats : bool, default False
+        As of `BatchNorm`.
+    **kwargs
+        `prefix` and `params`, as of any Gluon block.
+
+    Raises
+    ------
+    ValueError
+        As of `BatchNorm`, or if num_devices or timeout is out of its range.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 0,
+        num_devices: int | None = None,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        use_global_stats: bool = False,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        running_mean_initializer: Any = "zeros",
+        running_variance_initializer: Any = "ones",
+        *,
+        axis: int = 1,
+        use_batch_stats: bool = False,
+        key: str | None = None,
+        timeout: float = 300.0,
+        step_global_stats: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            axis=axis,
+            momentum=momentum,
+            epsilon=epsilon,
+            center=center,
+            scale=scale,
+            use_global_stats=use_global_stats,
+            use_batch_stats=use_batch_stats,
+            beta_initializer=beta_initializer,
+            gamma_initializer=gamma_initializer,
+            running_mean_initializer=running_mean_initializer,
+            running_variance_initializer=running_variance_initializer,
+            in_channels=in_channels,
+            step_global_stats=step_global_stats,
+            **kwargs,
+        )
+        self._shared: dict[str, Any] = {"key": key or self.prefix, "timeout": timeout}
+        if num_devices is not None:
+            self._shared["num_devices"] = num_devices
+        # Refuses what the operator does not take; and other processes learn of the layer here.
+        sym.SyncBatchNorm(mx.sym.var("data"), name="check", **self._shared)
+
+    def hybrid_forward(
+        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+    ) -> Any:
+        """Normalize x; F is `mx.nd` or `mx.sym`."""
+        shared = {"num_devices": len(self.gamma.list_ctx()), **self._shared}
+        return F.mxbn_SyncBatchNorm(
+            x,
+            gamma,
+            beta,
+            running_mean,
+            running_var,
+            name="fwd",
+            **shared,
+            **self._kwargs,
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import mxnet as mx
 from mxnet.ndarray.register import _imperative_invoke
 
-from . import _library
+from . import _library, _sync
 from ._attributes import is_true, name_positional, settle_fused
 from ._errors import PREFIX, as_value_error
 
@@ -177,30 +177,104 @@ def BatchNorm(
     .. [1] S. Ioffe and C. Szegedy, Batch Normalization: Accelerating Deep Network Training by
        Reducing Internal Covariate Shift, 2015, https://arxiv.org/abs/1502.03167
     """
+    if positional:
+        name_positional(positional, attributes)
     arrays = [data, gamma, beta, moving_mean, moving_var]
     if addend is not None:
         arrays.append(addend)
-    if not (_alike(arrays) and _library.same_context_and_known_shapes(arrays)):
-        _check_inputs(arrays)
-    if positional:
-        name_positional(positional, attributes)
     settle_fused(addend, attributes)
+    arrays = _prepare(arrays, attributes, out)
     if addend is None and is_true(attributes.get("with_addend", False)):
         raise ValueError(f"{PREFIX}with_addend is True, but addend is missing")
+    return _invoke(_library.OPERATOR, arrays, attributes, out)
+
+
+def SyncBatchNorm(
+    data: Any,
+    gamma: Any,
+    beta: Any,
+    moving_mean: Any,
+    moving_var: Any,
+    *,
+    key: str,
+    num_devices: int = 1,
+    timeout: float = 300.0,
+    name: Any = None,
+    out: Any = None,
+    **attributes: Any,
+) -> Any:
+    """Batch normalization of a batch that is spread over the devices of this process.
+
+    It is called once for each part of the batch, with the parameters on that part's device. Where
+    `BatchNorm` uses the statistics of the batch, these are those of all parts together, however
+    many values each has, and so is the gradient of data. The gradients of gamma and beta are each
+    device's own: their sum, which trainers take, is that of the whole batch. Where `BatchNorm`
+    uses the moving statistics, the devices do not wait for each other. After
+    `mxbn.distributed.init()` the parts may also be in several processes.
+
+    Parameters
+    ----------
+    data, gamma, beta, moving_mean, moving_var : mx.nd.NDArray or mx.np.ndarray
+        As of `BatchNorm`.
+    key : str
+        By which the devices find each other: a name of the layer. The n-th call on one device
+        belongs to the n-th call on each of the others.
+    num_devices : int, default 1
+        How many contexts have a part of the batch; an empty one counts.
+    timeout : float, default 300
+        After how many seconds without one of the devices the others get an error.
+    name : object, optional
+        Ignored.
+    out : as data, or a list of three, optional
+        As of `BatchNorm`.
+    **attributes
+        Those of `BatchNorm`, from eps to cudnn_off.
+
+    Returns
+    -------
+    as data, or a list of three with output_mean_var
+        The output has the shape and type of data.
+
+    Raises
+    ------
+    ValueError
+        As `BatchNorm` raises. The other devices that wait for this one then get an error too.
+    """
+    attributes.update(key=key, num_devices=num_devices, timeout=timeout)
+    _sync.join(key)
+    try:
+        arrays = _prepare([data, gamma, beta, moving_mean, moving_var], attributes, out)
+        part = _invoke(_library.SYNC_STATISTICS, [data], attributes)
+        batch = _invoke(_library.SYNC_EXCHANGE, [part], attributes)
+        return _invoke(_library.SYNC_OPERATOR, [*arrays, batch], attributes, out)
+    except ValueError as error:
+        _sync.abandon(key, f"another device failed: {error}")
+        raise
+
+
+def _prepare(arrays: list[Any], attributes: dict[str, Any], out: Any) -> list[Any]:
+    """Refuse what the operator does not take, and return the arrays that it shall have."""
+    if not (_alike(arrays) and _library.same_context_and_known_shapes(arrays)):
+        _check_inputs(arrays)
     if out is not None:
-        _check_out(out, data, gamma, is_true(attributes.get("output_mean_var", False)))
+        show = is_true(attributes.get("output_mean_var", False))
+        _check_out(out, arrays[0], arrays[1], show)
     if mx.autograd.is_recording():
         # A graph that held the statistics themselves would end when another one with them does.
-        arrays[3:5] = [moving_mean.detach(), moving_var.detach()]
+        arrays[3:5] = [array.detach() for array in arrays[3:5]]
+    return arrays
+
+
+def _invoke(operator: str, arrays: list[Any], attributes: dict[str, Any], out: Any = None) -> Any:
     try:
         with _one_at_a_time:
             return _imperative_invoke(
-                _library.handle(),
+                _library.handle(operator),
                 arrays,
                 list(attributes),
                 list(attributes.values()),
                 out,
-                isinstance(data, mx.np.ndarray),
+                isinstance(arrays[0], mx.np.ndarray),
                 False,
             )
     except mx.base.MXNetError as error:

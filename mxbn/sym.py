@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 from mxnet.symbol.register import _symbol_creator
 
-from . import _library
+from . import _library, _sync
 from ._attributes import is_true, name_positional, settle_fused
 from ._errors import PREFIX, as_value_error
 
@@ -64,15 +64,79 @@ def BatchNorm(
         If an argument is no Symbol, or an attribute is unknown or out of its range. Wrong shapes
         and types show when the symbol is bound, as MXNetError.
     """
-    given = {
-        "data": data,
-        "gamma": gamma,
-        "beta": beta,
-        "moving_mean": moving_mean,
-        "moving_var": moving_var,
-        "addend": addend,
-    }
-    inputs = {key: value for key, value in given.items() if value is not None}
+    inputs = _inputs(data, gamma, beta, moving_mean, moving_var, addend)
+    named: str = _current(mx.name.NameManager).get(name, "batchnorm")
+    name_positional(positional, attributes)
+    settle_fused(addend, attributes)
+    notes = _current(mx.AttrScope).get(attr)
+    _make_gamma(inputs, attributes, named, notes)
+    attributes.update(notes)
+    return _compose(_library.OPERATOR, inputs, attributes, named)
+
+
+def SyncBatchNorm(
+    data: Any = None,
+    gamma: Any = None,
+    beta: Any = None,
+    moving_mean: Any = None,
+    moving_var: Any = None,
+    *,
+    key: str | None = None,
+    num_devices: int = 1,
+    timeout: float = 300.0,
+    name: str | None = None,
+    attr: Any = None,
+    **attributes: Any,
+) -> Any:
+    """Batch normalization over devices as a Symbol; see `mxbn.nd.SyncBatchNorm`.
+
+    Parameters
+    ----------
+    data, gamma, beta, moving_mean, moving_var : mx.sym.Symbol, optional
+        As of `mxbn.sym.BatchNorm`.
+    key : str, optional
+        By which the devices find each other; default is the name of the node.
+    num_devices : int, default 1
+        How many contexts the symbol is bound on, as `mx.mod.Module` does for several.
+    timeout : float, default 300
+        After how many seconds without one of the devices the others get an error.
+    name, attr, **attributes
+        As of `mxbn.sym.BatchNorm`.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        As `mxbn.sym.BatchNorm` returns.
+
+    Raises
+    ------
+    ValueError
+        As `mxbn.sym.BatchNorm` raises.
+    """
+    inputs = _inputs(data, gamma, beta, moving_mean, moving_var)
+    named: str = _current(mx.name.NameManager).get(name, "syncbatchnorm")
+    notes = _current(mx.AttrScope).get(attr)
+    _make_gamma(inputs, attributes, named, notes)
+    if data is None:
+        inputs["data"] = mx.sym.var(f"{named}_data", attr=notes)
+    key = key or named
+    attributes.update(notes, key=key, num_devices=num_devices, timeout=timeout)
+    batch = inputs["data"]
+    for operator, what in (
+        (_library.SYNC_STATISTICS, "statistics"),
+        (_library.SYNC_EXCHANGE, "exchange"),
+    ):
+        batch = _compose(operator, {"data": batch}, attributes, f"{named}_{what}")
+    inputs["batch"] = batch
+    symbol = _compose(_library.SYNC_OPERATOR, inputs, attributes, named)
+    _sync.join(key)
+    return symbol
+
+
+def _inputs(*symbols: Any) -> dict[str, Any]:
+    """Return the inputs that are given, by name."""
+    given = zip(("data", "gamma", "beta", "moving_mean", "moving_var", "addend"), symbols)
+    inputs = {key: value for key, value in given if value is not None}
     for key, value in inputs.items():
         if not isinstance(value, mx.sym.Symbol):
             raise ValueError(
@@ -82,23 +146,26 @@ def BatchNorm(
             raise ValueError(
                 f"{PREFIX}{key} has {len(value.list_outputs())} outputs, expected a Symbol with one"
             )
-    name = _current(mx.name.NameManager).get(name, "batchnorm")
-    name_positional(positional, attributes)
-    settle_fused(addend, attributes)
-    notes = _current(mx.AttrScope).get(attr)
-    if gamma is None and is_true(attributes.get("fix_gamma", True)):
-        # With the node's notes, as MXNet makes the other variables.
+    return inputs
+
+
+def _make_gamma(inputs: dict[str, Any], attributes: dict[str, Any], name: str, notes: Any) -> None:
+    """Make a gamma that nothing uses, with the notes of the node, as MXNet makes variables."""
+    if "gamma" not in inputs and is_true(attributes.get("fix_gamma", True)):
         inputs["gamma"] = mx.sym.var(f"{name}_gamma", attr={**notes, "__wd_mult__": "0.0"})
-    attributes.update(notes)
+
+
+def _compose(operator: str, inputs: dict[str, Any], attributes: dict[str, Any], name: str) -> Any:
+    """Make a node."""
     try:
         return _symbol_creator(
-            _library.handle(),
+            _library.handle(operator),
             None,
             inputs,
             list(attributes),
             list(attributes.values()),
             name,
-            isinstance(data, mx.sym.np._Symbol),
+            any(isinstance(symbol, mx.sym.np._Symbol) for symbol in inputs.values()),
             False,
         )
     except mx.base.MXNetError as error:

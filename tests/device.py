@@ -6,6 +6,10 @@ Importing it makes CONTEXT the default one, in every thread.
 import os
 import threading
 
+# MXNet hands the operators on all CPU contexts the same few temporary spaces, in the order of the
+# program: one context's second layer would wait for the other's first. See the README's limits.
+os.environ.setdefault("MXNET_CPU_TEMP_COPY", "1000")
+
 import mxnet as mx
 
 ON_GPU = os.environ.get("MXBN_TEST_DEVICE") == "gpu"

@@ -6,15 +6,12 @@
 #include "batch_norm_cpu_kernels.h"
 #include "batch_norm_infer.h"
 #include "batch_norm_onednn.h"
+#include "batch_norm_register.h"
 #include "mxnet_abi.h"
 
 namespace mxbn {
-namespace {
 
 using Names = std::vector<std::string>;
-using StorageInference = bool(const nnvm::NodeAttrs&, const int, mxnet::DispatchMode*,
-                              std::vector<int>*, std::vector<int>*);
-
 using WorkspaceRequest = std::vector<mxnet::ResourceRequest>(const nnvm::NodeAttrs&, const int,
                                                              const mxnet::DispatchMode);
 
@@ -22,15 +19,17 @@ constexpr char kForwardName[] = "mxbn_BatchNorm";
 constexpr char kBackwardName[] = "_backward_mxbn_BatchNorm";
 constexpr char kSecondName[] = "_backward_backward_mxbn_BatchNorm";
 
-nnvm::Op& NewOp(const char* name, StorageInference infer_storage) {
+nnvm::Op& NewOp(const char* name, Parser* parser, StorageInference* infer_storage) {
   return dmlc::Registry<nnvm::Op>::Get()
       ->__REGISTER__(name)
-      .set_attr_parser(abi::Callable<void(nnvm::NodeAttrs*)>::Wrap(ParseAttributes))
+      .set_attr_parser(abi::Callable<Parser>::Wrap(parser))
       .set_attr<mxnet::FInferStorageType>("FInferStorageType",
                                           abi::Callable<StorageInference>::Wrap(infer_storage))
       .set_attr<mxnet::FResourceRequestEx>("FResourceRequestEx",
                                            abi::Callable<WorkspaceRequest>::Wrap(Workspace));
 }
+
+namespace {
 
 std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
                                        const std::vector<nnvm::NodeEntry>& head_gradients) {
@@ -101,7 +100,7 @@ std::vector<nnvm::NodeEntry> ThirdGradients(const nnvm::ObjectPtr&,
 }
 
 void RegisterSecond() {
-  NewOp(kSecondName, InferBackwardStorageType)
+  NewOp(kSecondName, ParseAttributes, InferBackwardStorageType)
       .set_num_inputs(kSecondInputs)
       .set_num_outputs(kSecondGradients)
       .set_attr<nnvm::TIsBackward>("TIsBackward", true)
@@ -111,7 +110,7 @@ void RegisterSecond() {
 }
 
 void RegisterBackward() {
-  NewOp(kBackwardName, InferBackwardStorageType)
+  NewOp(kBackwardName, ParseAttributes, InferBackwardStorageType)
       .set_num_inputs(NumBackwardInputs)
       .set_num_outputs(NumGradients)
       .set_attr<nnvm::TIsBackward>("TIsBackward", true)
@@ -123,13 +122,25 @@ void RegisterBackward() {
 }
 
 void RegisterForward() {
-  using ShapeInference = bool(const nnvm::NodeAttrs&, mxnet::ShapeVector*, mxnet::ShapeVector*);
-  using TypeInference = bool(const nnvm::NodeAttrs&, std::vector<int>*, std::vector<int>*);
+  NewForwardOp(kForwardName, ParseAttributes)
+      .set_attr<mxnet::FInferShape>("FInferShape", abi::Callable<ShapeInference>::Wrap(InferShape))
+      .set_attr<nnvm::FInferType>("FInferType", abi::Callable<TypeInference>::Wrap(InferType))
+      .set_attr<nnvm::FGradient>("FGradient", Gradients)
+      .add_argument("addend", "NDArray-or-Symbol", "With with_addend: added, shape of data.")
+      .add_argument("act_type", "{None, 'relu'}, optional, default='None'",
+                    "Applied last: a ReLU, or nothing.")
+      .add_argument("with_addend", "boolean, optional, default=0",
+                    "Whether there is an input addend, which is added before act_type.");
+}
+
+}  // namespace
+
+nnvm::Op& NewForwardOp(const char* name, Parser* parser) {
   // What the built-in operator does: initial values for moving_mean (0) and moving_var (1).
   const auto initial_values =
       nnvm::Op::GetAttr<nnvm::FSetInputVarAttrOnCompose>("FSetInputVarAttrOnCompose")
           .get(nnvm::Op::Get("BatchNorm"), nullptr);
-  NewOp(kForwardName, InferStorageType)
+  return NewOp(name, parser, InferStorageType)
       .describe(
           "Batch normalization with the statistics of the batch or the moving averages, as "
           "is_train,\n"
@@ -140,7 +151,11 @@ void RegisterForward() {
       .set_num_outputs(kOutputs)
       .set_attr<nnvm::FListInputNames>("FListInputNames",
                                        [](const nnvm::NodeAttrs& attrs) {
-                                         return Names(kInputNames, kInputNames + NumInputs(attrs));
+                                         Names names;
+                                         for (uint32_t i = 0; i < NumInputs(attrs); ++i) {
+                                           names.push_back(InputName(Param(attrs), i));
+                                         }
+                                         return names;
                                        })
       .set_attr<nnvm::FListOutputNames>(
           "FListOutputNames",
@@ -152,20 +167,16 @@ void RegisterForward() {
       .set_attr<nnvm::FMutateInputs>(
           "FMutateInputs",
           [](const nnvm::NodeAttrs&) { return std::vector<uint32_t>{kMovingMean, kMovingVar}; })
-      .set_attr<mxnet::FInferShape>("FInferShape", abi::Callable<ShapeInference>::Wrap(InferShape))
-      .set_attr<nnvm::FInferType>("FInferType", abi::Callable<TypeInference>::Wrap(InferType))
       .set_attr<bool>("TIsMKLDNN", true)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", ForwardCompute)
       .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", ForwardComputeEx)
       .set_attr<mxnet::FCompute>("FCompute<gpu>", ForwardComputeGpu)
-      .set_attr<nnvm::FGradient>("FGradient", Gradients)
       .set_attr<nnvm::FSetInputVarAttrOnCompose>("FSetInputVarAttrOnCompose", initial_values)
       .add_argument("data", "NDArray-or-Symbol", "Input, of any rank from 1.")
       .add_argument("gamma", "NDArray-or-Symbol", "Scale, (channels,).")
       .add_argument("beta", "NDArray-or-Symbol", "Shift, (channels,).")
       .add_argument("moving_mean", "NDArray-or-Symbol", "Moving mean, (channels,).")
       .add_argument("moving_var", "NDArray-or-Symbol", "Moving biased variance, (channels,).")
-      .add_argument("addend", "NDArray-or-Symbol", "With with_addend: added, shape of data.")
       .add_argument("eps", "double, optional, default=0.001", "Added to the variance.")
       .add_argument("momentum", "double, optional, default=0.9",
                     "moving = momentum * moving + (1 - momentum) * batch.")
@@ -179,14 +190,9 @@ void RegisterForward() {
       .add_argument("output_mean_var", "boolean, optional, default=0",
                     "Also return the mean and 1/sqrt(var + eps) that were used.")
       .add_argument("axis", "int, optional, default='1'", "The axis of the channels.")
-      .add_argument("act_type", "{None, 'relu'}, optional, default='None'",
-                    "Applied last: a ReLU, or nothing.")
-      .add_argument("with_addend", "boolean, optional, default=0",
-                    "Whether there is an input addend, which is added before act_type.")
       .add_argument("cudnn_off", "boolean, optional, default=0", "Accepted and ignored.");
 }
 
-}  // namespace
 }  // namespace mxbn
 
 extern "C" {
@@ -198,6 +204,7 @@ __attribute__((visibility("default"))) const char* mxbn_register() {
       mxbn::RegisterSecond();
       mxbn::RegisterBackward();
       mxbn::RegisterForward();
+      mxbn::RegisterSync();
       return std::string();
     } catch (const std::exception& e) {
       return std::string(e.what());

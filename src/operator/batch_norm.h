@@ -26,6 +26,7 @@ struct BatchNormParam {
   bool UsesBatch(bool is_train) const { return use_batch_stats || (is_train && !use_global_stats); }
   // ... and whether it steps the moving ones.
   bool Steps(bool is_train) const { return is_train && (!use_global_stats || step_global_stats); }
+  bool NeedsBatch(bool is_train) const { return UsesBatch(is_train) || Steps(is_train); }
 };
 
 // Any tensor and axis, seen as outer x channels x inner. oneDNN's blocked layout keeps `block`
@@ -76,6 +77,12 @@ struct Saved {
   double* inv_std;
 };
 
+// What is known of a part of a batch that is spread over devices and processes, or of all of it: an
+// array of two values per channel (of a forward the mean, then the biased variance; of a backward
+// the sum of dy, then that of dy * (x - m)), the number of values per channel, and whether the
+// statistics of the batch are used at all.
+inline int64_t SummarySize(int64_t channels) { return 2 * channels + 2; }
+
 template <typename T>
 struct ForwardArguments {
   using P = ParamType<T>;
@@ -92,6 +99,8 @@ struct ForwardArguments {
   Result<T> y;
   Saved saved;
   std::atomic<int64_t>* skipped;  // counts the channels that were not stepped; null: nobody counts
+  double* part = nullptr;         // to summarize x in, which then is all that happens
+  const double* batch = nullptr;  // the summary of the batch that x is a part of; null: x is it
 };
 
 template <typename T>
@@ -107,6 +116,8 @@ struct BackwardArguments {
   Result<T> dx;
   Result<T> daddend;  // what is let through; asked for with y only
   Result<P> dgamma, dbeta;
+  double* part = nullptr;         // to write the sums of x and dy in
+  const double* batch = nullptr;  // the sums of the batch that x is a part of; null: x is it
 };
 
 // Of a loss that depends on what a backward gave: from its gradients with respect to dx, dgamma and

@@ -23,6 +23,12 @@ Result<T> ResultFor(const mxnet::TBlob& blob, mxnet::OpReqType request) {
 
 Saved SavedIn(double* saved, int64_t channels) { return {saved, saved + channels}; }
 
+// What a summary says beside the two values per channel.
+void EndSummary(double* summary, const View& view, bool use_batch) {
+  summary[2 * view.channels] = static_cast<double>(view.PerChannel());
+  summary[2 * view.channels + 1] = use_batch;
+}
+
 // Writes or adds the statistics used to one of the outputs that show them. A Monitor looks at
 // outputs that nobody requested: as the built-in operator does, they are written where they have
 // memory.
@@ -67,6 +73,7 @@ void Forward(const NodeParam& param, bool is_train, const View& view, const Blob
   a.moving_var = Pointer<P>(in[kMovingVar]);
   a.y = ResultFor<T>(out[kOutput], request[kOutput]);
   a.saved = SavedIn(saved, view.channels);
+  if (param.is_sync()) a.batch = Pointer<double>(in[kBatchInput]);
   long long* const counters = CountersOf(a.moving_mean);
   std::atomic<int64_t> skipped{0};
   a.skipped = counters != nullptr ? &skipped : nullptr;
@@ -97,10 +104,28 @@ void Backward(const NodeParam& param, const View& view, const Blobs& in, const R
   a.dx = ResultFor<T>(out[kDataGradient], request[kDataGradient]);
   a.dgamma = ResultFor<P>(out[kGammaGradient], request[kGammaGradient]);
   a.dbeta = ResultFor<P>(out[kBetaGradient], request[kBetaGradient]);
-  if (out.size() > kAddendGradient) {
+  const bool is_sync = param.is_sync();
+  if (is_sync && in.size() > kBatchSumsInput) a.batch = Pointer<double>(in[kBatchSumsInput]);
+  if (is_sync && out.size() > kPartSums && request[kPartSums] != mxnet::kNullOp) {
+    a.part = Pointer<double>(out[kPartSums]);
+  }
+  if (!is_sync && out.size() > kAddendGradient) {
     a.daddend = ResultFor<T>(out[kAddendGradient], request[kAddendGradient]);
   }
   BackwardCpu(a);
+  if (a.part != nullptr) EndSummary(a.part, view, a.use_batch);
+}
+
+template <typename T>
+void Statistics(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                const Blobs& out) {
+  ForwardArguments<T> a{};
+  a.view = view;
+  a.use_batch = param.NeedsBatch(is_train);
+  a.x = Pointer<T>(in[kData]);
+  a.part = Pointer<double>(out[0]);
+  ForwardCpu(a);
+  EndSummary(a.part, view, a.use_batch);
 }
 
 template <typename T>
@@ -187,7 +212,7 @@ bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in) {
   const TShape expected(1, data[Axis(param, data)]);
   for (size_t i = kGamma; i < in.size(); ++i) {
     if (i != kAddend && in[i].shape_ != expected) FailShape(param, i, in[i].shape_, data);
-    CheckDevice(kInputNames[i], in[i], in[kData]);
+    CheckDevice(InputName(param, i), in[i], in[kData]);
   }
   if (param.is_mirror) return param.modes->Get(in[kMovingMean].dptr_);
   if (param.modes != nullptr) param.modes->Put(in[kMovingMean].dptr_, is_train);
@@ -219,10 +244,22 @@ void RunBackward(const NodeParam& param, const View& view, const Blobs& in, cons
            [&](auto type) { Backward<decltype(type)>(param, view, in, request, out); });
 }
 
+void RunStatistics(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                   const Blobs& out) {
+  WithType(in[kData].type_flag_,
+           [&](auto type) { Statistics<decltype(type)>(param, is_train, view, in, out); });
+}
+
 void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                     const Requests& request, const Blobs& out) {
   const NodeParam& param = Param(attrs);
   RunForward(param, context.is_train, PlainView(param, in[kData].shape_), in, request, out);
+}
+
+void StatisticsCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                       const Blobs& in, const Requests&, const Blobs& out) {
+  const NodeParam& param = Param(attrs);
+  RunStatistics(param, context.is_train, PlainView(param, in[kData].shape_), in, out);
 }
 
 void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext&, const Blobs& in,

@@ -29,15 +29,21 @@ inline Blobs BackwardInputsOf(const Blobs& in) {
   return Blobs(in.begin() + kAddendGradient, in.end());
 }
 
-// The two passes on a CPU, on data (and output, head gradient, gradient of data) as `view` says.
+// The two passes on a CPU, and the summary of data alone, on data (and output, head gradient,
+// gradient of data) as `view` says.
 void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
                 const Requests& request, const Blobs& out);
 void RunBackward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
                  const Blobs& out);
+void RunStatistics(const NodeParam& param, bool is_train, const View& view, const Blobs& in,
+                   const Blobs& out);
 
-// FCompute<cpu> of the operator, of its gradient, and of that one's gradient.
+// FCompute<cpu> of the operator, of the statistics alone, of the gradient, and of that one's
+// gradient.
 void ForwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                     const Requests& request, const Blobs& out);
+void StatisticsCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                       const Blobs& in, const Requests& request, const Blobs& out);
 void BackwardCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
                      const Requests& request, const Blobs& out);
 void SecondCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const Blobs& in,
@@ -46,6 +52,8 @@ void SecondCompute(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context
 // FCompute<gpu>, and the workspace that it asks MXNet for.
 void ForwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
                        const Blobs& in, const Requests& request, const Blobs& out);
+void StatisticsComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                          const Blobs& in, const Requests& request, const Blobs& out);
 void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
                         const Blobs& in, const Requests& request, const Blobs& out);
 void SecondComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,

@@ -48,7 +48,9 @@ class ForwardPass {
         centre_(static_cast<size_t>(a_.view.channels)),
         terms_(a_.view.channels, kTerms) {}
 
-  bool reduces() const { return (a_.use_batch || a_.step) && a_.view.PerChannel() > 0; }
+  bool reduces() const {
+    return (a_.use_batch || a_.step) && a_.batch == nullptr && a_.view.PerChannel() > 0;
+  }
   bool applies() const { return a_.y.data != nullptr; }
   const double* centre() const { return centre_.data(); }
   const C* terms() const { return terms_.data(); }
@@ -74,21 +76,24 @@ class ForwardPass {
     kernels_.statistics[layout](slab, a_.x + offset, centre, sums, sums_stride);
   }
 
-  // sums: of x - pivot and of its square; null where only the moving statistics count.
+  // sums: of x - pivot and of its square; null where x gives no statistics.
   void Finish(int64_t c, const double* sums) {
+    double batch_mean = 0, batch_var = 0;
+    const bool of_batch = BatchStatistics(c, sums, &batch_mean, &batch_var);
+    if (a_.part != nullptr) {
+      a_.part[c] = batch_mean;
+      a_.part[a_.view.channels + c] = batch_var;
+      return;
+    }
     // Read before anything is stepped: one array may serve twice.
     const double gamma = a_.gamma != nullptr ? static_cast<double>(a_.gamma[c]) : 1;
     const double beta = static_cast<double>(a_.beta[c]);
     double mean = static_cast<double>(a_.moving_mean[c]);
     double var = static_cast<double>(a_.moving_var[c]);
-    if (sums != nullptr) {
-      const double n = static_cast<double>(a_.view.PerChannel());
-      const double shift = sums[0] / n;
-      const double batch_mean = centre_[c] + shift;
-      double batch_var = sums[1] / n - shift * shift;
-      if (batch_var < 0) batch_var = 0;  // by rounding only
-      if (a_.step) Step(c, batch_mean, batch_var);
-      if (a_.use_batch) mean = batch_mean, var = batch_var;
+    if (of_batch && a_.step) Step(c, batch_mean, batch_var);
+    if (of_batch && a_.use_batch) {
+      mean = batch_mean;
+      var = batch_var;
     }
     const double inv_std = InverseStd(var, a_.eps);
     a_.saved.mean[c] = mean;
@@ -108,6 +113,25 @@ class ForwardPass {
  private:
   double Value(int64_t o, int64_t c, int64_t i) const {
     return static_cast<double>(kernels_.to_compute(a_.x[a_.view.Index(o, c, i)]));
+  }
+
+  // The statistics of the batch, from x or from what others found; false where there are
+  // none.
+  bool BatchStatistics(int64_t c, const double* sums, double* mean, double* var) const {
+    const int64_t channels = a_.view.channels;
+    if (sums != nullptr) {
+      const double n = static_cast<double>(a_.view.PerChannel());
+      const double shift = sums[0] / n;
+      *mean = centre_[c] + shift;
+      *var = sums[1] / n - shift * shift;
+      if (*var < 0) *var = 0;  // by rounding only
+      return true;
+    }
+    if (!(a_.use_batch || a_.step) || a_.batch == nullptr || a_.batch[2 * channels] == 0)
+      return false;
+    *mean = a_.batch[c];
+    *var = a_.batch[channels + c];
+    return true;
   }
 
   // moving = momentum * moving + (1 - momentum) * batch, unless the batch is not finite (also as
@@ -144,8 +168,9 @@ class BackwardPass {
 
   bool reduces() const {
     const bool wanted = (a_.dgamma.data != nullptr && a_.gamma != nullptr) ||
-                        a_.dbeta.data != nullptr || (a_.use_batch && a_.dx.data != nullptr);
-    return wanted && a_.view.PerChannel() > 0;
+                        a_.dbeta.data != nullptr ||
+                        (a_.use_batch && (a_.dx.data != nullptr || a_.part != nullptr));
+    return wanted && a_.batch == nullptr && a_.view.PerChannel() > 0;
   }
   bool applies() const { return a_.dx.data != nullptr || a_.daddend.data != nullptr; }
   void Start(int64_t) {}
@@ -160,13 +185,21 @@ class BackwardPass {
 
   // sums: of dy and of dy * (x - m); null where nothing is to be summed.
   void Finish(int64_t c, const double* sums) {
+    const int64_t channels = a_.view.channels;
+    const double* const batch = a_.batch;
+    const double first = sums != nullptr ? sums[0] : batch != nullptr ? batch[c] : 0;
+    const double second = sums != nullptr ? sums[1] : batch != nullptr ? batch[channels + c] : 0;
+    if (a_.part != nullptr) {
+      a_.part[c] = first;
+      a_.part[channels + c] = second;
+    }
     const double inv_std = a_.saved.inv_std[c];
-    const double dbeta = sums != nullptr ? sums[0] : 0;
-    const double dgamma = sums != nullptr ? sums[1] * inv_std : 0;
+    const double dbeta = first, dgamma = second * inv_std;
     Put(a_.dbeta, c, dbeta);
     Put(a_.dgamma, c, a_.gamma != nullptr ? dgamma : 0);
     const double gamma = a_.gamma != nullptr ? static_cast<double>(a_.gamma[c]) : 1;
-    const double n = static_cast<double>(a_.view.PerChannel());
+    const double n =
+        batch != nullptr ? batch[2 * channels] : static_cast<double>(a_.view.PerChannel());
     terms_.Set(kMeanHigh, kMeanLow, c, a_.saved.mean[c]);
     terms_.Set(kScale, c, gamma * inv_std);
     terms_.Set(kSlope, c, inv_std * dgamma / n);

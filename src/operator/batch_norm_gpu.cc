@@ -116,7 +116,8 @@ size_t TermsSize(const Arguments& a) {
 void Forward(const Arguments& a, DataType type, const Queue& queue) {
   if (a.channels == 0) return;
   const Launcher launch(a, type, queue);
-  if ((a.use_batch || a.step) && Size(a) > 0) launch.OverTensor("statistics");
+  const bool reduces = (a.use_batch || a.step) && a.batch == nullptr && Size(a) > 0;
+  if (reduces) launch.OverTensor("statistics");
   launch.OverChannels("forward_finish");
   const bool fused = a.fused != nullptr || a.relu;
   if (a.out != nullptr && Size(a) > 0) launch.OverTensor(fused ? "forward_fused" : "forward");
@@ -126,7 +127,8 @@ void Backward(const Arguments& a, DataType type, const Queue& queue) {
   if (a.channels == 0) return;
   const Launcher launch(a, type, queue);
   const bool fused = a.fused != nullptr, wanted = a.out != nullptr || a.daddend != nullptr;
-  if (Size(a) > 0) launch.OverTensor(fused ? "backward_reduce_fused" : "backward_reduce");
+  const bool reduces = a.batch == nullptr && Size(a) > 0;
+  if (reduces) launch.OverTensor(fused ? "backward_reduce_fused" : "backward_reduce");
   launch.OverChannels("backward_finish");
   if (wanted && Size(a) > 0) launch.OverTensor(fused ? "backward_fused" : "backward");
 }
@@ -138,6 +140,14 @@ void Second(const Arguments& a, DataType type, const Queue& queue) {
   launch.OverChannels("second_finish");
   const bool applies = a.out != nullptr || a.for_dy != nullptr;
   if (applies && Size(a) > 0) launch.OverValues("second");
+}
+
+void CopyToHost(int device, void* to, const void* from, size_t bytes) {
+  cuda::Device::Get(device).CopyToHost(to, from, bytes);
+}
+
+void CopyToDevice(int device, void* to, const void* from, size_t bytes) {
+  cuda::Device::Get(device).CopyToDevice(to, from, bytes);
 }
 
 }  // namespace gpu

@@ -64,6 +64,10 @@ struct Arguments {
   const void* ddbeta;
   void* for_dy;
   int for_dy_add;
+
+  // Where x is a part of a batch that is spread over devices: see SummarySize in batch_norm.h.
+  double* part;         // to write the part's statistics or sums in; null: not wanted
+  const double* batch;  // those of the whole batch; null: x is it
 };
 
 }  // namespace gpu

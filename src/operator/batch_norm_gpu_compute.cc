@@ -80,6 +80,23 @@ void ForwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& con
   a.first_add = request[kMean] == mxnet::kAddTo;
   a.second = out[kInvStd].dptr_;
   a.second_add = request[kInvStd] == mxnet::kAddTo;
+  if (param.is_sync()) a.batch = static_cast<double*>(in[kBatchInput].dptr_);
+  OnGpu(context, [&] {
+    SetWorkspace(context, &a);
+    gpu::Forward(a, type, QueueOf(context));
+  });
+}
+
+void StatisticsComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                          const Blobs& in, const Requests&, const Blobs& out) {
+  const NodeParam& param = Param(attrs);
+  const gpu::DataType type = DataTypeOf(in[kData].type_flag_);
+  gpu::Arguments a{};
+  a.x = in[kData].dptr_;
+  gpu::MakePlan(PlainView(param, in[kData].shape_), type, &a);
+  a.eps = param.eps;
+  a.use_batch = param.NeedsBatch(context.is_train);
+  a.part = static_cast<double*>(out[0].dptr_);
   OnGpu(context, [&] {
     SetWorkspace(context, &a);
     gpu::Forward(a, type, QueueOf(context));
@@ -97,7 +114,8 @@ void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& co
   a.out = Wanted(out[kDataGradient], request[kDataGradient]);
   a.out_add = request[kDataGradient] == mxnet::kAddTo;
   a.fused = param.relu ? in[kOutputInput].dptr_ : nullptr;
-  if (out.size() > kAddendGradient) {
+  const bool is_sync = param.is_sync();
+  if (!is_sync && out.size() > kAddendGradient) {
     a.daddend = Wanted(out[kAddendGradient], request[kAddendGradient]);
     a.daddend_add = request[kAddendGradient] == mxnet::kAddTo;
   }
@@ -108,6 +126,12 @@ void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& co
   a.first_add = request[kGammaGradient] == mxnet::kAddTo;
   a.second = Wanted(out[kBetaGradient], request[kBetaGradient]);
   a.second_add = request[kBetaGradient] == mxnet::kAddTo;
+  if (is_sync && in.size() > kBatchSumsInput) {
+    a.batch = static_cast<double*>(in[kBatchSumsInput].dptr_);
+  }
+  if (is_sync && out.size() > kPartSums) {
+    a.part = static_cast<double*>(Wanted(out[kPartSums], request[kPartSums]));
+  }
   OnGpu(context, [&] {
     SetWorkspace(context, &a);
     gpu::Backward(a, type, QueueOf(context));

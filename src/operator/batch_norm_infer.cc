@@ -11,8 +11,10 @@ namespace mxbn {
 
 using mxnet::TShape;
 
-const char* const kInputNames[kInputs] = {"data",        "gamma",      "beta",
-                                          "moving_mean", "moving_var", "addend"};
+namespace {
+constexpr const char* kInputNames[kInputs] = {"data",        "gamma",      "beta",
+                                              "moving_mean", "moving_var", "addend"};
+}  // namespace
 
 void Fail(const std::string& message) { throw dmlc::Error("mxbn: BatchNorm: " + message); }
 
@@ -60,6 +62,25 @@ bool IsNote(const std::string& key) {
          key.compare(key.size() - 2, 2, "__") == 0;
 }
 
+// Takes an attribute of mxbn_SyncBatchNorm; false if it is none.
+bool SetSyncAttribute(const std::string& key, const std::string& value, SyncParam* sync) {
+  if (key == "key") {
+    sync->key = value;
+  } else if (key == "num_devices") {
+    constexpr int kMost = 1000;
+    const double number = ToDouble(key, value, kMost, "a number of devices from 1 to 1000");
+    sync->num_devices = static_cast<int>(number);
+    if (sync->num_devices != number || number < 1) {
+      Fail(key + " is '" + value + "', expected a number of devices from 1 to 1000");
+    }
+  } else if (key == "timeout") {
+    sync->timeout = ToDouble(key, value, 1e9, "a number of seconds from 0 to 1e9");
+  } else {
+    return false;
+  }
+  return true;
+}
+
 bool IsMirroring(const abi::NodeAttrs& attrs) {
   const char* everywhere = std::getenv("MXNET_BACKWARD_DO_MIRROR");
   if (everywhere != nullptr && std::atoi(everywhere) != 0) return true;
@@ -69,9 +90,7 @@ bool IsMirroring(const abi::NodeAttrs& attrs) {
   return false;
 }
 
-}  // namespace
-
-void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
+void Parse(nnvm::NodeAttrs* node_attrs, bool is_sync) {
   abi::NodeAttrs& attrs = abi::Get(node_attrs);
   NodeParam param;
   for (const abi::StringMap::Node* node = attrs.dict.first; node != nullptr; node = node->next) {
@@ -93,16 +112,18 @@ void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
       param.step_global_stats = ToBool(key, value);
     } else if (key == "output_mean_var") {
       param.output_mean_var = ToBool(key, value);
-    } else if (key == "act_type") {
+    } else if (!is_sync && key == "act_type") {
       param.relu = ToActivation(key, value);
-    } else if (key == "with_addend") {
+    } else if (!is_sync && key == "with_addend") {
       param.with_addend = ToBool(key, value);
     } else if (key == "cudnn_off") {
       ToBool(key, value);
-    } else if (!IsNote(key)) {
-      Fail("unknown attribute '" + key +
-           "', expected act_type, axis, cudnn_off, eps, fix_gamma, momentum, output_mean_var, "
-           "step_global_stats, use_batch_stats, use_global_stats or with_addend");
+    } else if (!(is_sync && SetSyncAttribute(key, value, &param.sync)) && !IsNote(key)) {
+      Fail("unknown attribute '" + key + "', expected " + (is_sync ? "" : "act_type, ") +
+           "axis, cudnn_off, eps, fix_gamma, " + (is_sync ? "key, " : "") + "momentum, " +
+           (is_sync ? "num_devices, " : "") + "output_mean_var, step_global_stats, " +
+           (is_sync ? "timeout, " : "") + "use_batch_stats" +
+           (is_sync ? " or use_global_stats" : ", use_global_stats or with_addend"));
     }
   }
   if (param.use_global_stats && param.use_batch_stats) {
@@ -110,9 +131,18 @@ void ParseAttributes(nnvm::NodeAttrs* node_attrs) {
         "use_global_stats and use_batch_stats are both True, expected at most one: the statistics "
         "are either the moving ones or the batch's");
   }
+  if (is_sync && param.sync.key.empty()) {
+    Fail("key is missing, expected a name of the layer, the same on every device");
+  }
   if (IsMirroring(attrs)) param.modes = std::make_shared<ForwardModes>();
   attrs.parsed = param;
 }
+
+}  // namespace
+
+void ParseAttributes(nnvm::NodeAttrs* attrs) { Parse(attrs, false); }
+
+void ParseSyncAttributes(nnvm::NodeAttrs* attrs) { Parse(attrs, true); }
 
 const NodeParam& Param(const nnvm::NodeAttrs& attrs) {
   return nnvm::get<NodeParam>(abi::Get(attrs).parsed);
@@ -136,7 +166,14 @@ void PrepareIfMirror(const nnvm::ObjectPtr& node) {
 
 // ------------------------------------------------------------------------------ shapes and types
 
-uint32_t NumInputs(const nnvm::NodeAttrs& attrs) { return kAddend + Param(attrs).with_addend; }
+uint32_t NumInputs(const nnvm::NodeAttrs& attrs) {
+  const NodeParam& param = Param(attrs);
+  return kAddend + (param.with_addend || param.is_sync());
+}
+
+std::string InputName(const NodeParam& param, size_t input) {
+  return param.is_sync() && input == kBatchInput ? "batch" : kInputNames[input];
+}
 
 uint32_t NumBackwardInputs(const nnvm::NodeAttrs& attrs) {
   return kOutputInput + Param(attrs).relu;
@@ -147,10 +184,14 @@ uint32_t NumGradients(const nnvm::NodeAttrs& attrs) {
 }
 
 void CheckInputs(const nnvm::NodeAttrs& attrs, size_t count) {
-  if (count == NumInputs(attrs)) return;
-  Fail("got " + std::to_string(count) + " inputs, expected " +
-       (Param(attrs).with_addend ? "6: data, gamma, beta, moving_mean, moving_var and addend"
-                                 : "5: data, gamma, beta, moving_mean and moving_var"));
+  const size_t expected = NumInputs(attrs);
+  if (count == expected) return;
+  std::string names;
+  for (size_t i = 0; i < expected; ++i) {
+    names += (i == 0 ? "" : i + 1 == expected ? " and " : ", ") + InputName(Param(attrs), i);
+  }
+  Fail("got " + std::to_string(count) + " inputs, expected " + std::to_string(expected) + ": " +
+       names);
 }
 
 std::string Text(const TShape& shape) {
@@ -277,14 +318,14 @@ bool InferType(const nnvm::NodeAttrs& attrs, std::vector<int>* in, std::vector<i
 namespace {
 
 // Of the inputs of a backward, only the head gradient may be sparse: the others were a forward's.
-bool InferStorage(bool is_backward, const int dev_mask, mxnet::DispatchMode* mode,
-                  std::vector<int>* in, std::vector<int>* out) {
+bool InferStorage(const nnvm::NodeAttrs& attrs, bool is_backward, const int dev_mask,
+                  mxnet::DispatchMode* mode, std::vector<int>* in, std::vector<int>* out) {
   for (size_t i = 0; i < in->size(); ++i) {
     int& type = (*in)[i];
     if (type == mxnet::kUndefinedStorage) type = mxnet::kDefaultStorage;
     if (type != mxnet::kDefaultStorage) {
       const char* name = type == mxnet::kCSRStorage ? "csr" : "row_sparse";
-      Fail(std::string(is_backward ? "the head gradient" : kInputNames[i]) + " has storage type " +
+      Fail((is_backward ? "the head gradient" : InputName(Param(attrs), i)) + " has storage type " +
            name + ", expected default: sparse arrays are not supported");
     }
   }
@@ -297,14 +338,15 @@ bool InferStorage(bool is_backward, const int dev_mask, mxnet::DispatchMode* mod
 
 }  // namespace
 
-bool InferStorageType(const nnvm::NodeAttrs&, const int dev_mask, mxnet::DispatchMode* mode,
+bool InferStorageType(const nnvm::NodeAttrs& attrs, const int dev_mask, mxnet::DispatchMode* mode,
                       std::vector<int>* in, std::vector<int>* out) {
-  return InferStorage(false, dev_mask, mode, in, out);
+  return InferStorage(attrs, false, dev_mask, mode, in, out);
 }
 
-bool InferBackwardStorageType(const nnvm::NodeAttrs&, const int dev_mask, mxnet::DispatchMode* mode,
-                              std::vector<int>* in, std::vector<int>* out) {
-  return InferStorage(true, dev_mask, mode, in, out);
+bool InferBackwardStorageType(const nnvm::NodeAttrs& attrs, const int dev_mask,
+                              mxnet::DispatchMode* mode, std::vector<int>* in,
+                              std::vector<int>* out) {
+  return InferStorage(attrs, true, dev_mask, mode, in, out);
 }
 
 }  // namespace mxbn

@@ -23,7 +23,11 @@ enum Gradient { kDataGradient, kGammaGradient, kBetaGradient, kAddendGradient };
 // without the output.
 constexpr int kSecondInputs = kAddendGradient + kOutputInput;
 enum SecondGradient { kForHeadGradient, kForData, kForGamma, kSecondGradients };
-extern const char* const kInputNames[kInputs];
+// Where the batch is spread over devices (see sync_batch_norm.cc), nothing is fused, and in the
+// places of what would be there are:
+constexpr size_t kBatchInput = kAddend;           // a forward's: the summary of all of it
+constexpr size_t kBatchSumsInput = kOutputInput;  // a backward's: the sums of all of it
+constexpr size_t kPartSums = kAddendGradient;     // a gradient's output: the sums of this part
 
 // The mode of the last forward of a node, by the array of its moving mean, of which each executor
 // has its own.
@@ -43,8 +47,18 @@ class ForwardModes {
   std::unordered_map<const void*, bool> modes_;
 };
 
+// What the devices that share a layer agree on; one of them alone, without a key, does not ask.
+struct SyncParam {
+  std::string key;
+  int num_devices = 1;
+  double timeout = 300;  // in seconds
+};
+
 // The attributes of a node, parsed.
 struct NodeParam : BatchNormParam {
+  SyncParam sync;
+  bool is_sync() const { return !sync.key.empty(); }
+
   // MXNet may save memory by running forwards again within backward (MXNET_BACKWARD_DO_MIRROR, the
   // attribute force_mirroring), in backward's mode, by a copy of the node. The copy must not step,
   // and take the mode of the original, with which it shares `modes`; null where nothing is
@@ -62,6 +76,7 @@ std::string Text(const mxnet::TShape& shape);
 // How many of these a node has. Its gradient looks at the output where a ReLU gave it, and computes
 // that of the addend there; without a ReLU, that is the head gradient itself.
 uint32_t NumInputs(const nnvm::NodeAttrs& attrs);
+std::string InputName(const NodeParam& param, size_t input);
 uint32_t NumBackwardInputs(const nnvm::NodeAttrs& attrs);
 uint32_t NumGradients(const nnvm::NodeAttrs& attrs);
 
@@ -72,6 +87,7 @@ void CheckInputs(const nnvm::NodeAttrs& attrs, size_t count);
 int Axis(const BatchNormParam& param, const mxnet::TShape& data);
 
 void ParseAttributes(nnvm::NodeAttrs* attrs);
+void ParseSyncAttributes(nnvm::NodeAttrs* attrs);
 const NodeParam& Param(const nnvm::NodeAttrs& attrs);
 
 // To be called on the node that a gradient is made for.

@@ -143,6 +143,10 @@ __device__ inline bool UsesBatch(const Arguments& a) { return a.saved[2 * a.chan
 __device__ inline bool NeedsSums(const Arguments& a) {
   return UsesBatch(a) || a.second != nullptr || (a.first != nullptr && a.gamma != nullptr);
 }
+// How many values of a channel the batch has.
+__device__ inline double BatchCount(const Arguments& a) {
+  return a.batch != nullptr ? a.batch[2 * a.channels] : static_cast<double>(a.outer * a.inner);
+}
 template <typename C>
 __device__ double Gamma(const Arguments& a, long long channel) {
   return a.gamma == nullptr ? 1.0 : static_cast<double>(static_cast<const C*>(a.gamma)[channel]);
@@ -228,7 +232,7 @@ struct BatchBackwardFormula {
   __device__ BatchBackwardFormula(const Arguments& a, long long channel) {
     using C = Compute<T>;
     const double inv_std = a.saved[a.channels + channel];
-    const double n = static_cast<double>(a.outer * a.inner);
+    const double n = BatchCount(a);
     const Split<C> mean(a.saved[channel]);
     const Split<C> shift(a.terms[channel] / n);
     mean_high = mean.high;
@@ -639,39 +643,64 @@ __device__ inline double Variance(const Sums& sums, double shift, double n) {
   return squares < 0 ? 0 : squares / n;  // negative by rounding only
 }
 
-// One warp per channel. The batch's statistics count where there are sums of it.
+// The statistics of the batch, from the sums of x or from what others found; false where there are
+// none.
+template <typename T>
+__device__ bool BatchStatistics(const Arguments& a, long long channel, double* mean, double* var) {
+  const double n = BatchCount(a);
+  if (!(a.use_batch || a.step) || n == 0) return false;
+  if (a.batch != nullptr) {
+    *mean = a.batch[channel];
+    *var = a.batch[a.channels + channel];
+    return true;
+  }
+  Sums sums = SumParts(a, channel);
+  double centre = static_cast<double>(Pivot<T>(a, channel));
+  // Squares beyond the range of float; below it, they matter beside no eps but the smallest.
+  if (!sums.second.IsFinite() || (sums.second.value < n * 1e-30 && a.eps < 1e-20)) {
+    centre = At<T>(a.x, channel * a.inner);
+    sums = SumAgain(a, channel, [&](long long index, Sums* each) {
+      const double d = At<T>(a.x, index) - centre;
+      each->first.Add(d);
+      each->second.Add(d * d);
+    });
+  }
+  const double shift = sums.first.Value() / n;
+  *mean = centre + shift;
+  *var = Variance(sums, shift, n);
+  return true;
+}
+
+__device__ inline void WritePart(const Arguments& a, long long channel, double first, double second,
+                                 bool use_batch) {
+  a.part[channel] = first;
+  a.part[a.channels + channel] = second;
+  if (channel == 0) {
+    a.part[2 * a.channels] = static_cast<double>(a.outer * a.inner);
+    a.part[2 * a.channels + 1] = use_batch;
+  }
+}
+
+// One warp per channel.
 template <typename T>
 __device__ void ForwardFinish(const Arguments& a) {
   using C = Compute<T>;
   const long long channel = WarpsChannel();
   if (channel >= a.channels) return;
-  const double n = static_cast<double>(a.outer * a.inner);
-  const bool reduced = (a.use_batch || a.step) && n > 0;
   double batch_mean = 0, batch_var = 0;
-  if (reduced) {
-    Sums sums = SumParts(a, channel);
-    double centre = static_cast<double>(Pivot<T>(a, channel));
-    // Squares beyond the range of float; below it, they matter beside no eps but the smallest.
-    if (!sums.second.IsFinite() || (sums.second.value < n * 1e-30 && a.eps < 1e-20)) {
-      centre = At<T>(a.x, channel * a.inner);
-      sums = SumAgain(a, channel, [&](long long index, Sums* each) {
-        const double d = At<T>(a.x, index) - centre;
-        each->first.Add(d);
-        each->second.Add(d * d);
-      });
-    }
-    const double shift = sums.first.Value() / n;
-    batch_mean = centre + shift;
-    batch_var = Variance(sums, shift, n);
-  }
+  const bool of_batch = BatchStatistics<T>(a, channel, &batch_mean, &batch_var);
   if (threadIdx.x % kWarp != 0) return;
+  if (a.part != nullptr) {
+    WritePart(a, channel, batch_mean, batch_var, a.use_batch);
+    return;
+  }
   // Read before anything is stepped: one array may serve twice.
   const double gamma = Gamma<C>(a, channel);
   const double beta = static_cast<double>(static_cast<const C*>(a.beta)[channel]);
   double mean = static_cast<double>(static_cast<const C*>(a.moving_mean)[channel]);
   double var = static_cast<double>(static_cast<const C*>(a.moving_var)[channel]);
-  if (reduced && a.step) StepMoving<C>(a, channel, batch_mean, batch_var);
-  if (reduced && a.use_batch) {
+  if (of_batch && a.step) StepMoving<C>(a, channel, batch_mean, batch_var);
+  if (of_batch && a.use_batch) {
     mean = batch_mean;
     var = batch_var;
   }
@@ -697,9 +726,11 @@ __device__ void BackwardFinish(const Arguments& a) {
   using C = Compute<T>;
   const long long channel = WarpsChannel();
   if (channel >= a.channels) return;
-  double dbeta = 0, dgamma = 0;
-  if (a.outer * a.inner > 0 && NeedsSums(a)) {
-    Sums sums = SumParts(a, channel);
+  Sums sums;
+  if (a.batch != nullptr) {
+    sums = {Sum<double>(a.batch[channel]), Sum<double>(a.batch[a.channels + channel])};
+  } else if (a.outer * a.inner > 0 && NeedsSums(a)) {
+    sums = SumParts(a, channel);
     if (!sums.first.IsFinite() || !sums.second.IsFinite()) {
       const double mean = a.saved[channel];
       sums = SumAgain(a, channel, [&](long long index, Sums* each) {
@@ -709,10 +740,11 @@ __device__ void BackwardFinish(const Arguments& a) {
         each->second.Add(dy * (At<T>(a.x, index) - mean));
       });
     }
-    dbeta = sums.first.Value();
-    dgamma = sums.second.Value() * a.saved[a.channels + channel];
   }
   if (threadIdx.x % kWarp != 0) return;
+  const double dbeta = sums.first.Value(), second = sums.second.Value();
+  if (a.part != nullptr) WritePart(a, channel, dbeta, second, UsesBatch(a));
+  const double dgamma = second * a.saved[a.channels + channel];
   a.terms[channel] = dbeta;
   a.terms[a.channels + channel] = dgamma;
   Show<C>(a.first, channel, a.gamma == nullptr ? 0.0 : dgamma, a.first_add);
@@ -785,7 +817,7 @@ __device__ void BackwardFused(const Arguments& a, bool columns) {
 #define MXBN_KERNELS(suffix, T)                                                    \
   MXBN_KERNEL(statistics_rows, Statistics, suffix, T, false)                       \
   MXBN_KERNEL(statistics_columns, Statistics, suffix, T, true)                     \
-  MXBN_PLAIN_KERNEL(forward_finish, ForwardFinish, suffix, T)                     \
+  MXBN_PLAIN_KERNEL(forward_finish, ForwardFinish, suffix, T)                      \
   MXBN_KERNEL(forward_rows, Forward, suffix, T, false)                             \
   MXBN_KERNEL(forward_columns, Forward, suffix, T, true)                           \
   MXBN_KERNEL(forward_fused_rows, ForwardFused, suffix, T, false)                  \
@@ -794,13 +826,13 @@ __device__ void BackwardFused(const Arguments& a, bool columns) {
   MXBN_KERNEL(backward_reduce_columns, BackwardReduce, suffix, T, true)            \
   MXBN_KERNEL(backward_reduce_fused_rows, BackwardReduceFused, suffix, T, false)   \
   MXBN_KERNEL(backward_reduce_fused_columns, BackwardReduceFused, suffix, T, true) \
-  MXBN_PLAIN_KERNEL(backward_finish, BackwardFinish, suffix, T)                   \
+  MXBN_PLAIN_KERNEL(backward_finish, BackwardFinish, suffix, T)                    \
   MXBN_KERNEL(backward_rows, Backward, suffix, T, false)                           \
   MXBN_KERNEL(backward_columns, Backward, suffix, T, true)                         \
   MXBN_KERNEL(backward_fused_rows, BackwardFused, suffix, T, false)                \
-  MXBN_KERNEL(backward_fused_columns, BackwardFused, suffix, T, true)  \
-  MXBN_PLAIN_KERNEL(second_reduce, SecondReduce, suffix, T) \
-  MXBN_PLAIN_KERNEL(second_finish, SecondFinish, suffix, T) \
+  MXBN_KERNEL(backward_fused_columns, BackwardFused, suffix, T, true)              \
+  MXBN_PLAIN_KERNEL(second_reduce, SecondReduce, suffix, T)                        \
+  MXBN_PLAIN_KERNEL(second_finish, SecondFinish, suffix, T)                        \
   MXBN_PLAIN_KERNEL(second, Second, suffix, T)
 
 MXBN_KERNELS(float16, mxbn::gpu::Half)

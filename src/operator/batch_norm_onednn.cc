@@ -18,6 +18,11 @@ mxnet::TBlob Raw(const mxnet::NDArray& array) {
   return blob;
 }
 
+// An array in the plain layout; none where there is none.
+mxnet::TBlob Plain(const mxnet::NDArray& array) {
+  return array.is_none() ? mxnet::TBlob() : array.data();
+}
+
 // Arrays in the plain layout, and the copies that this took.
 class PlainArrays {
  public:
@@ -40,8 +45,9 @@ Blobs PlainOutputs(const Arrays& arrays, const Requests& request) {
   Blobs blobs;
   for (size_t i = 0; i < arrays.size(); ++i) {
     if (request[i] != mxnet::kNullOp) onednn::MakePlain(arrays[i]);
-    blobs.push_back(request[i] == mxnet::kNullOp && !arrays[i].IsDefaultData() ? Raw(arrays[i])
-                                                                               : arrays[i].data());
+    const bool as_it_is =
+        request[i] == mxnet::kNullOp && !arrays[i].is_none() && !arrays[i].IsDefaultData();
+    blobs.push_back(as_it_is ? Raw(arrays[i]) : Plain(arrays[i]));
   }
   return blobs;
 }
@@ -67,14 +73,31 @@ void ForwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& cont
       Takes(out[kOutput], request[kOutput], data)) {
     ++onednn_layout_passes;
     Blobs in_blobs = {Raw(data)}, out_blobs = {Raw(out[kOutput])};
-    for (int i = kGamma; i <= kMovingVar; ++i) in_blobs.push_back(in[i].data());
-    if (param.with_addend) in_blobs.push_back(Raw(in[kAddend]));
+    for (size_t i = kGamma; i < in.size(); ++i) {
+      const bool is_addend = param.with_addend && i == kAddend;
+      in_blobs.push_back(is_addend ? Raw(in[i]) : in[i].data());
+    }
     for (int i = kMean; i < kOutputs; ++i) out_blobs.push_back(out[i].data());
     RunForward(param, context.is_train, view, in_blobs, request, out_blobs);
     return;
   }
   const PlainArrays plain(in);
   ForwardCompute(attrs, context, plain.blobs(), request, PlainOutputs(out, request));
+}
+
+void StatisticsComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                         const Arrays& in, const Requests& request, const Arrays& out) {
+  const NodeParam& param = Param(attrs);
+  const mxnet::NDArray& data = in[kData];
+  const Blobs out_blobs = {out[0].data()};
+  View view;
+  if (use_onednn_layouts && Axis(param, data.shape()) == 1 && onednn::Look(data, &view)) {
+    ++onednn_layout_passes;
+    RunStatistics(param, context.is_train, view, {Raw(data)}, out_blobs);
+    return;
+  }
+  const PlainArrays plain(in);
+  StatisticsCompute(attrs, context, plain.blobs(), request, out_blobs);
 }
 
 void BackwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
@@ -89,11 +112,16 @@ void BackwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& con
       Takes(out[kDataGradient], request[kDataGradient], data) &&
       (!with_addend || Takes(out[kAddendGradient], request[kAddendGradient], data))) {
     ++onednn_layout_passes;
-    Blobs in_blobs = {Raw(head), in[kSavedInput].data(), Raw(data), in[kGammaInput].data()};
-    Blobs out_blobs = {Raw(out[kDataGradient]), out[kGammaGradient].data(),
-                       out[kBetaGradient].data()};
-    if (param.relu) in_blobs.push_back(Raw(in[kOutputInput]));
-    if (with_addend) out_blobs.push_back(Raw(out[kAddendGradient]));
+    Blobs in_blobs = {Raw(head), in[kSavedInput].data(), Raw(data)}, out_blobs;
+    for (size_t i = kGammaInput; i < in.size(); ++i) {
+      const bool is_output = param.relu && i == kOutputInput;
+      in_blobs.push_back(is_output ? Raw(in[i]) : in[i].data());
+    }
+    out_blobs.push_back(out[kDataGradient].is_none() ? mxnet::TBlob() : Raw(out[kDataGradient]));
+    for (size_t i = kGammaGradient; i < out.size(); ++i) {
+      const bool is_addend = with_addend && i == kAddendGradient;
+      out_blobs.push_back(is_addend ? Raw(out[i]) : Plain(out[i]));
+    }
     RunBackward(param, view, in_blobs, request, out_blobs);
     return;
   }

@@ -1,5 +1,6 @@
-// FComputeEx<cpu> of the operator and of its gradient: arrays between convolutions stay in oneDNN's
-// layouts; any other array is brought into MXNet's plain layout and goes the way of FCompute.
+// FComputeEx<cpu> of the operators and of the gradient: arrays between convolutions stay in
+// oneDNN's layouts; any other array is brought into MXNet's plain layout and goes the way of
+// FCompute.
 #ifndef MXBN_OPERATOR_BATCH_NORM_ONEDNN_H_
 #define MXBN_OPERATOR_BATCH_NORM_ONEDNN_H_
 
@@ -21,6 +22,8 @@ extern std::atomic<int64_t> onednn_layout_passes;
 
 void ForwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
                       const Arrays& in, const Requests& request, const Arrays& out);
+void StatisticsComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
+                         const Arrays& in, const Requests& request, const Arrays& out);
 void BackwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
                        const Arrays& in, const Requests& request, const Arrays& out);
 

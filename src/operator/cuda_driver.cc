@@ -10,8 +10,10 @@ namespace mxbn {
 namespace cuda {
 namespace {
 
-using Result = int;        // CUresult
-using DeviceHandle = int;  // CUdevice
+using Result = int;                                        // CUresult
+using DeviceHandle = int;                                  // CUdevice
+using Address = size_t;                                    // CUdeviceptr
+void* const kStreamOfThread = reinterpret_cast<void*>(2);  // CU_STREAM_PER_THREAD
 
 enum Attribute { kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
 
@@ -32,6 +34,9 @@ struct Driver {
   Result (*cuLaunchKernel)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                            unsigned block_x, unsigned block_y, unsigned block_z,
                            unsigned shared_bytes, void* stream, void** arguments, void** extra);
+  Result (*cuMemcpyDtoHAsync)(void* to, Address from, size_t bytes, void* stream);
+  Result (*cuMemcpyHtoDAsync)(Address to, const void* from, size_t bytes, void* stream);
+  Result (*cuStreamSynchronize)(void* stream);
 
   Driver() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -55,6 +60,9 @@ struct Driver {
     find(&cuModuleLoadData, "cuModuleLoadData");
     find(&cuModuleGetFunction, "cuModuleGetFunction");
     find(&cuLaunchKernel, "cuLaunchKernel");
+    find(&cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2");
+    find(&cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
+    find(&cuStreamSynchronize, "cuStreamSynchronize");
     Check(cuInit(0), "cuInit");
   }
 
@@ -166,6 +174,24 @@ void Device::Launch(const std::string& kernel, unsigned grid_x, unsigned grid_y,
   TheDriver().Check(TheDriver().cuLaunchKernel(Function(kernel), grid_x, grid_y, 1, threads, 1, 1,
                                                0, stream, arguments, nullptr),
                     kernel);
+}
+
+void Device::CopyToHost(void* to, const void* from, size_t bytes) {
+  const Driver& driver = TheDriver();
+  const Current current(context_);
+  driver.Check(
+      driver.cuMemcpyDtoHAsync(to, reinterpret_cast<Address>(from), bytes, kStreamOfThread),
+      "cuMemcpyDtoHAsync");
+  driver.Check(driver.cuStreamSynchronize(kStreamOfThread), "cuStreamSynchronize");
+}
+
+void Device::CopyToDevice(void* to, const void* from, size_t bytes) {
+  const Driver& driver = TheDriver();
+  const Current current(context_);
+  driver.Check(
+      driver.cuMemcpyHtoDAsync(reinterpret_cast<Address>(to), from, bytes, kStreamOfThread),
+      "cuMemcpyHtoDAsync");
+  driver.Check(driver.cuStreamSynchronize(kStreamOfThread), "cuStreamSynchronize");
 }
 
 }  // namespace cuda

@@ -2,6 +2,7 @@
 #ifndef MXBN_OPERATOR_CUDA_DRIVER_H_
 #define MXBN_OPERATOR_CUDA_DRIVER_H_
 
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -43,6 +44,10 @@ class Device {
   // Starts a kernel, whose only argument is `argument`, on the stream, and does not wait for it.
   void Launch(const std::string& kernel, unsigned grid_x, unsigned grid_y, unsigned threads,
               void* stream, const void* argument);
+
+  // Copy, on a stream that is the calling thread's own, and wait for it.
+  void CopyToHost(void* to, const void* from, size_t bytes);
+  void CopyToDevice(void* to, const void* from, size_t bytes);
 
  private:
   explicit Device(int number);

@@ -128,11 +128,24 @@ class MemoryAccess {
 bool IsMemoryOf(int device, const mxbn::gpu::Arguments& a) {
   if (fake_memory_device == nullptr) return true;
   const void* const pointers[] = {
-      a.x,     a.dy,    a.out,    a.gamma,    a.beta, a.moving_mean, a.moving_var, a.saved, a.parts,
-      a.terms, a.first, a.second, a.counters, a.ddx,  a.ddgamma,     a.ddbeta,     a.for_dy};
+      a.x,     a.dy,    a.out,     a.gamma,  a.beta,   a.moving_mean, a.moving_var,
+      a.saved, a.parts, a.terms,   a.first,  a.second, a.counters,    a.part,
+      a.batch, a.ddx,   a.ddgamma, a.ddbeta, a.for_dy, a.fused,       a.daddend};
   return std::all_of(std::begin(pointers), std::end(pointers), [device](const void* pointer) {
     return pointer == nullptr || fake_memory_device(pointer) == device;
   });
+}
+
+// Copies of the current context, whose streams do not run ahead of the host.
+Result Copy(void* to, const void* from, size_t bytes, const void* of_device) {
+  if (current_contexts.empty()) return kInvalidContext;
+  const int device = current_contexts.back()->device;
+  if (fake_memory_device != nullptr && fake_memory_device(of_device) != device) {
+    return kInvalidValue;
+  }
+  const MemoryAccess access;
+  std::memcpy(to, from, bytes);
+  return kSuccess;
 }
 
 void* FindKernel(const char* name) {
@@ -286,6 +299,23 @@ FAKE_CUDA(cuLaunchKernel, void* handle, unsigned grid_x, unsigned grid_y, unsign
     last_error = error.what();
     return kLaunchFailed;
   }
+  return kSuccess;
+}
+
+FAKE_CUDA(cuMemcpyDtoHAsync_v2, void* to, size_t from, size_t bytes, void*) {
+  MAY_FAIL;
+  const void* const address = reinterpret_cast<const void*>(from);
+  return Copy(to, address, bytes, address);
+}
+
+FAKE_CUDA(cuMemcpyHtoDAsync_v2, size_t to, const void* from, size_t bytes, void*) {
+  MAY_FAIL;
+  void* const address = reinterpret_cast<void*>(to);
+  return Copy(address, from, bytes, address);
+}
+
+FAKE_CUDA(cuStreamSynchronize, void*) {
+  MAY_FAIL;
   return kSuccess;
 }
 
