@@ -36,11 +36,17 @@ KERNELS = {
         "forward_finish",
         "forward_rows",
         "forward_columns",
+        "forward_fused_rows",
+        "forward_fused_columns",
         "backward_reduce_rows",
         "backward_reduce_columns",
+        "backward_reduce_fused_rows",
+        "backward_reduce_fused_columns",
         "backward_finish",
         "backward_rows",
         "backward_columns",
+        "backward_fused_rows",
+        "backward_fused_columns",
     )
     for dtype in ("float16", "float32", "float64")
 }
