@@ -234,7 +234,7 @@ DATA = mx.sym.var("data")
         (mx.sym.BatchNorm(DATA, momentum=2.0), "mxbn", "momentum is '2.0', expected a number"),
         (mx.sym.BatchNorm_v1(DATA, output_mean_var=True), "mxbn", "third output is the variance"),
         (mx.sym.contrib.SyncBatchNorm(DATA, key="k"), "mxbn", "over several devices"),
-        (mx.sym.contrib.BatchNormWithReLU(DATA), "mxbn", "computes a ReLU too"),
+        (mx.sym.contrib.BatchNormWithReLU(DATA), "builtin", "computes a ReLU too"),
     ],
 )
 def test_layers_that_have_no_counterpart_are_left(symbol, to, reason):
@@ -249,6 +249,25 @@ def test_the_old_built_in_operator_is_converted():
     done = convert(mx.sym.BatchNorm_v1(DATA, name="bn", eps=1e-2), data=(2, 3, 4, 4))
     assert operators(done.model) == [MXBN]
     assert done.difference < 1e-6
+
+
+def test_the_built_in_operator_with_a_relu_is_converted():
+    symbol = mx.sym.contrib.BatchNormWithReLU(DATA, name="bn", fix_gamma=False)
+    done = convert(symbol, data=(2, 3, 4, 4))
+    assert operators(done.model) == [MXBN]
+    assert done.model.attr_dict()["bn"]["act_type"] == "relu"
+    assert done.difference < 1e-6
+
+
+def test_the_built_in_layer_with_a_relu_is_converted():
+    net = nn.HybridSequential()
+    net.add(nn.BatchNormReLU(in_channels=3))
+    net.initialize()
+    done = convert(net, data=(2, 3, 4, 4))
+    assert type(net[0]) is mxbn.gluon.BatchNormReLU
+    assert done.difference < 1e-6
+    back = convert(net, "builtin")
+    assert back.left[0].remarks == ("is a BatchNormReLU, made from BatchNorm",)
 
 
 def test_layers_of_the_kind_wanted_are_not_counted_as_left():
@@ -519,7 +538,7 @@ def test_a_difference_rolls_a_block_back(tmp_path, monkeypatch, imported):
         def hybrid_forward(self, F, x, *parameters, **named):
             return super().hybrid_forward(F, x * 1.001, *parameters, **named)
 
-    monkeypatch.setitem(module._CLASSES, "mxbn", Wrong)
+    monkeypatch.setitem(module._CLASSES["mxbn"], nn.BatchNorm, Wrong)
     plant(monkeypatch, {"eps": "0.1"})
     with pytest.raises(ValueError, match=r"output 0 would differ by .* nothing was changed"):
         convert(net, data=x)
@@ -539,11 +558,11 @@ def test_layers_of_other_classes_are_left():
 
     net = nn.HybridSequential()
     sync = mx.gluon.contrib.nn.SyncBatchNorm(num_devices=1)
-    net.add(Own(), nn.BatchNormReLU(), sync, nn.BatchNorm(epsilon=-1.0), nn.BatchNorm())
+    net.add(Own(), sync, nn.BatchNorm(epsilon=-1.0), nn.BatchNorm())
     done = convert(net)
-    assert done.converted == [net[4].name]
+    assert done.converted == [net[3].name]
     assert [each.remarks[0].split(",")[0] for each in done.left] == [
-        "is a Own", "computes a ReLU too", "takes its statistics over several devices",
+        "is a Own", "takes its statistics over several devices",
         "mxbn: BatchNorm: eps is '-1.0'",
     ]  # fmt: skip
     assert type(net[0]) is Own

@@ -96,9 +96,11 @@ LEFT = {
     "its statistics are used": (lambda y: mx.sym.broadcast_mul(relu(y[0]), mx.sym.sum(y[1])))(
         bn(output_mean_var=True)
     ),
+    "a ReLU of its mean": relu(bn(output_mean_var=True)[1]),
     "what broadcasts": relu(mx.sym.broadcast_add(bn(), mx.sym.sum(DATA, axis=0, keepdims=True))),
     "over devices": relu(mx.sym.contrib.SyncBatchNorm(DATA, key="k", name="bn")),
     "out of range": relu(bn(eps=-1.0)),
+    "with a ReLU already": relu(mx.sym.contrib.BatchNormWithReLU(DATA, name="bn") + OTHER),
     "fused already": relu(bn(package=mxbn, act_type="relu")),
     "with an addend already": relu(bn(package=mxbn, addend=OTHER)),
 }

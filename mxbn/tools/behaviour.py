@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .layers import MXBN, Layer
+from .layers import MXBN, WITH_RELU, Layer
 
 BATCH, MOVING = "batch", "moving"
 IN_FORWARD, IN_BACKWARD, NEVER = "in forward", "in backward", "no"
-_SYNC, _RELU = "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU"
+_SYNC = "_contrib_SyncBatchNorm"
 
 
 class Behaviour(NamedTuple):
@@ -105,7 +105,7 @@ def _gradient(layer: Layer, statistics: str, is_train: bool) -> str:
         if statistics == BATCH:
             return "through the batch's statistics, whatever mode backward is called in"
         return "dy * gamma / sqrt(moving_var + eps), whatever mode backward is called in"
-    if layer.op == _RELU and not is_train:
+    if layer.op == WITH_RELU and not is_train:
         return "wrong after a forward in inference: the ReLU's part is missing"
     if layer.attributes.use_global_stats:
         return "dy * gamma / sqrt(moving_var + eps)"

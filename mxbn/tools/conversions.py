@@ -6,7 +6,7 @@ from typing import Any, Iterator, NamedTuple
 
 from .._attributes import is_true
 from ..gluon import OWN_FLAGS, BatchNorm
-from .layers import MXBN, Attributes, Layer
+from .layers import MXBN, WITH_RELU, Attributes, Layer
 
 # What a conversion changes for every layer, and no comparison of outputs in inference mode shows.
 DIFFERENCES = {
@@ -27,10 +27,7 @@ ALREADY = "is of this kind already"
 
 OPERATORS = {"mxbn": MXBN, "builtin": "BatchNorm"}
 _BUILTIN = ("BatchNorm", "CuDNNBatchNorm", "BatchNorm_v1")
-_OTHERS = {
-    "_contrib_SyncBatchNorm": "takes its statistics over several devices",
-    "_contrib_BatchNormWithReLU": "computes a ReLU too",
-}
+_SYNC = "_contrib_SyncBatchNorm"
 _MXBN_EPS, _BUILTIN_EPS = "0.001", "0.0010000000474974513"  # 1e-3 as double and as float
 _CALIBRATION = ("min_calib_range", "max_calib_range")
 
@@ -74,8 +71,10 @@ def change_of(layer: Layer, attributes: dict[str, Any], to: str, obstacle: str =
 
 
 def _why_left(op: str, attributes: dict[str, Any], to: str, obstacle: str) -> str:
-    if op in _OTHERS:
-        return _OTHERS[op]
+    if op == _SYNC:
+        return "takes its statistics over several devices"
+    if op == WITH_RELU and to == "builtin":
+        return "computes a ReLU too"
     if (op == MXBN) == (to == "mxbn"):
         return ALREADY
     if obstacle:
@@ -99,11 +98,13 @@ def _why_left(op: str, attributes: dict[str, Any], to: str, obstacle: str) -> st
 def understood(op: str, attributes: dict[str, Any]) -> dict[str, Any]:
     """Return a layer's attributes without those that only one operator knows.
 
-    eps is always there: the operators' defaults are not quite the same.
+    eps is always there: the operators' defaults are not quite the same. A ReLU is an attribute of
+    mxbn's.
     """
     dropped = (*_CALIBRATION, *OWN_FLAGS)
     kept = {name: value for name, value in attributes.items() if name not in dropped}
-    return {"eps": _MXBN_EPS if op == MXBN else _BUILTIN_EPS, **kept}
+    relu = {"act_type": "relu"} if op == WITH_RELU else {}
+    return {"eps": _MXBN_EPS if op == MXBN else _BUILTIN_EPS, **kept, **relu}
 
 
 def _remarks(layer: Layer, attributes: dict[str, Any], to: str) -> Iterator[str]:

@@ -6,9 +6,10 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon.nn.basic_layers import BatchNorm as BuiltinLayer
+from mxnet.gluon.nn.basic_layers import BatchNormReLU as BuiltinLayerWithReLU
 from mxnet.gluon.parameter import Parameter
 
-from ..gluon import BatchNorm, _MovingStatistic, clear_graphs
+from ..gluon import BatchNorm, BatchNormReLU, _MovingStatistic, clear_graphs
 from .checkpoint import Checkpoint
 from .compare import compare, complete, outputs_of_block, outputs_of_symbol, rounding
 from .conversions import ALREADY, OPERATORS, Change, change_of, understood
@@ -18,7 +19,10 @@ from .layers import Layer, as_checkpoint, layers_of_graph, parts_of_block
 
 NOTHING = "nothing was converted"
 
-_CLASSES = {"mxbn": BatchNorm, "builtin": BuiltinLayer}
+_CLASSES = {
+    "mxbn": {BuiltinLayer: BatchNorm, BuiltinLayerWithReLU: BatchNormReLU},
+    "builtin": {BatchNorm: BuiltinLayer},
+}
 _CONTROL_FLOW = ("_foreach", "_while_loop", "_cond")
 
 
@@ -108,7 +112,9 @@ def convert(
     blocks; trainers stay valid. Networks that hold it are traced anew at their next call.
 
     Layers are left as they are, with the reason, if they compute something else (SyncBatchNorm,
-    BatchNormWithReLU, classes made from BatchNorm, use_batch_stats for the built-in operator).
+    classes made from BatchNorm, use_batch_stats for the built-in operator). What is fused into a
+    node of mxbn's gets nodes of its own in a Symbol for the built-in operator; a Gluon layer that
+    adds or has a ReLU is left.
 
     Examples
     --------
@@ -226,13 +232,13 @@ def _plan_block(block: mx.gluon.Block, to: str) -> tuple[list[Change], list[_Edi
                 inputs, _ = part._cached_graph
                 edits.append(_Edit(part, "_cached_graph", (inputs, graph.to_symbol())))
             continue
-        known = type(part) in _CLASSES.values()
-        obstacle = "" if known else f"is a {type(part).__name__}, made from BatchNorm"
+        new_class = _CLASSES[to].get(type(part))
+        obstacle = "" if new_class else f"is a {type(part).__name__}, made from BatchNorm"
         change = change_of(layers[0], part._kwargs, to, obstacle)
         changes.append(change)
         if change.to:
             # The layer itself changes its class: whatever refers to it stays right.
-            edits.append(_Edit(part, "__class__", _CLASSES[to]))
+            edits.append(_Edit(part, "__class__", new_class))
         (statistics if change.to else kept).extend([part.running_mean, part.running_var])
     old, new = (Parameter, _MovingStatistic) if to == "mxbn" else (_MovingStatistic, Parameter)
     shared = {id(each) for each in kept} if to == "builtin" else set()

@@ -12,13 +12,12 @@ from .checkpoint import Checkpoint
 from .fold_check import shapes_and_types
 from .fused import expand
 from .graph import VARIABLE, Entry, Graph, Node
-from .layers import INPUTS, MXBN, OPERATORS, Attributes
+from .layers import INPUTS, MXBN, OPERATORS, WITH_RELU, Attributes
 
 Array = Any
 _LINEAR = ("Convolution", "Deconvolution", "FullyConnected")
 _FUSED = ("BatchNorm", "elemwise_add", "_npi_add", "Activation", "LeakyReLU", "clip")
 _LEFT_OUT = ("Dropout", "_copy")  # by executors in inference
-_WITH_RELU = "_contrib_BatchNormWithReLU"
 
 
 class Fate(NamedTuple):
@@ -169,7 +168,7 @@ class Folding:
     def _fate(self, graph: Graph, node: Node, reason: str | None) -> Fate:
         name, op = node.name, node.op
         if reason is None:
-            relu = "Activation" if op == _WITH_RELU else None
+            relu = "Activation" if op == WITH_RELU else None
             return Fate(name, op, node.inputs[0].node.name, None, relu)
         if op != MXBN:
             return Fate(name, op, None, reason, op)
@@ -209,7 +208,7 @@ class Folding:
 
     def _take_out(self, node: Node) -> None:
         rest = node.inputs[0]
-        if node.op == _WITH_RELU:
+        if node.op == WITH_RELU:
             rest = Entry(Node("Activation", node.name, {"act_type": "relu"}, [rest]))
         self.graph.replace(Entry(node), rest)
 

@@ -13,7 +13,7 @@ from .checkpoint import Checkpoint
 from .compare import compare, complete, outputs_of_block, outputs_of_symbol, rounding
 from .conversions import ALREADY, change_of, understood
 from .graph import Entry, Graph, Node
-from .layers import MXBN, Layer, as_checkpoint, layers_of_graph, trace
+from .layers import MXBN, WITH_RELU, Layer, as_checkpoint, layers_of_graph, trace
 
 _ADD = "elemwise_add"  # of equal shapes; others may broadcast, or mix types
 _ADDS = (_ADD, "broadcast_add", "_npi_add")
@@ -171,7 +171,8 @@ def _is_relu(node: Node) -> bool:
 def _can_be_joined(layer: Layer) -> bool:
     change = change_of(layer, layer.source.attrs, "mxbn")
     is_right = change.to == MXBN or change.remarks == (ALREADY,)
-    return is_right and not layer.in_body and not layer.attributes.is_fused
+    is_fused = layer.attributes.is_fused or layer.op == WITH_RELU
+    return is_right and not layer.in_body and not is_fused
 
 
 def _are_alike(

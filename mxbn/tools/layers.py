@@ -14,6 +14,7 @@ from .graph import VARIABLE, Graph, Node
 from .operators import INPUTS as INPUTS
 from .operators import MXBN as MXBN
 from .operators import OPERATORS as OPERATORS
+from .operators import WITH_RELU as WITH_RELU
 
 
 class Attributes(NamedTuple):
@@ -247,7 +248,7 @@ def _operator_of(block: Any) -> str:
     if isinstance(block, BatchNorm):
         return MXBN
     if isinstance(block, mx.gluon.nn.BatchNormReLU):
-        return "_contrib_BatchNormWithReLU"
+        return WITH_RELU
     if isinstance(block, mx.gluon.contrib.nn.SyncBatchNorm):
         return "_contrib_SyncBatchNorm"
     return "BatchNorm"

@@ -12,10 +12,9 @@ from mxnet.gluon.block import _flatten, _regroup
 from .. import nd
 from ..gluon import descendants
 from .graph import Entry, Graph, Node
-from .layers import MXBN, Layer, as_checkpoint, layers_of_graph, parts_of_block
+from .layers import MXBN, WITH_RELU, Layer, as_checkpoint, layers_of_graph, parts_of_block
 from .pools import Pool, Recorder
 
-_RELU = "_contrib_BatchNormWithReLU"
 Array = Any
 Run = Callable[[Sequence[str], Sequence[Array], mx.Context], object]  # names, inputs, their context
 
@@ -183,7 +182,7 @@ class _WatchedGraph:
 
 def _replace(graph: Graph, node: Node, attributes: dict[str, Any]) -> None:
     """Make a layer's node one of mxbn's operator with these attributes."""
-    if node.op == _RELU:
+    if node.op == WITH_RELU:
         relu = Node("relu", f"{node.name}_relu", inputs=[Entry(node)])
         graph.replace(Entry(node), Entry(relu))
     kept = {key: node.attrs[key] for key in ("output_mean_var",) if key in node.attrs}
@@ -201,7 +200,7 @@ def _forward_of_layer(layer: Layer, pools: dict[int, Pool], recorder: Recorder) 
         inputs = (data, *(p.data(data.ctx) for p in parameters))
         output = nd.BatchNorm(*inputs, addend=addend[0] if addend else None, **attributes)
         # In NumPy mode MXNet's layer leaves the ReLU out.
-        is_relu = layer.op == _RELU and not isinstance(data, mx.np.ndarray)
+        is_relu = layer.op == WITH_RELU and not isinstance(data, mx.np.ndarray)
         return output.relu() if is_relu else output
 
     return forward
