@@ -342,6 +342,7 @@ def test_library_shows_nothing_else():
         "mxbn_gpu_plan",
         "mxbn_gpu_forward",
         "mxbn_gpu_backward",
+        "mxbn_gpu_second",
     }
 
 

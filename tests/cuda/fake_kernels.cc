@@ -84,6 +84,7 @@ struct Operand {
 };
 
 constexpr int kMostInputs = 3;
+constexpr int kAddTo = 3;  // mxnet::OpReqType
 using Formula = double (*)(const double*);
 const std::map<std::string, Formula> kFormulas = {
     {"mshadow_op::identity", [](const double* in) { return in[0]; }},
@@ -119,7 +120,6 @@ Kernel ByValue(const std::string& name) {
       "void mxnet::op::mxnet_op::mxnet_generic_kernel<"
       "(?:mxnet::op::mxnet_op::op_with_req<mxnet::op::(.*), ([123])>|mxnet::op::(mxnet_op::.*>)), "
       ".*>\\(int, (.*)\\)");
-  constexpr int kAddTo = 3;
   std::smatch match;
   if (!std::regex_match(name, match, pattern)) return nullptr;
   const auto formula = kFormulas.find(match[1].matched ? match[1] : match[3]);
@@ -135,6 +135,28 @@ Kernel ByValue(const std::string& name) {
   }
   if (!operands[0].is_array) return nullptr;
   return [=](Arguments arguments) { RunByValue(formula->second, add, operands, arguments); };
+}
+
+// ElementWiseSum of two arrays: (n, out, request, a, b). A half2_t is two values.
+Kernel SumOfTwo(const std::string& name) {
+  static const std::regex pattern(
+      "void mxnet::op::mxnet_op::mxnet_generic_kernel<mxnet::op::Sum, "
+      "(mshadow::half::half2_t|float|double)\\*, mxnet::OpReqType, \\1\\*, \\1\\*>\\(.*");
+  std::smatch match;
+  if (!std::regex_match(name, match, pattern)) return nullptr;
+  const bool pairs = match[1] == "mshadow::half::half2_t";
+  const Type type = kTypes.at(pairs ? "mshadow::half::half_t" : match[1].str());
+  return [=](Arguments arguments) {
+    const int n = *static_cast<int*>(arguments[0]), request = *static_cast<int*>(arguments[2]);
+    const Operand array{type, true};
+    for (int i = 0; i < (pairs ? 2 * n : n); ++i) {
+      char* const out = array.At(arguments[1], i);
+      const double old = request == kAddTo ? type.load(out) : 0;
+      const double a = type.load(array.At(arguments[3], i)),
+                   b = type.load(array.At(arguments[4], i));
+      type.store(out, old + a + b);
+    }
+  };
 }
 
 // ------------------------------------------------------------------------------ mshadow's kernels
@@ -230,8 +252,10 @@ Kernel Find(const char* mangled) {
   if (demangled == nullptr) return nullptr;
   const std::string name = demangled;
   std::free(demangled);
-  const Kernel by_value = ByValue(name);
-  return by_value ? by_value : Assignment(name);
+  for (const auto make : {ByValue, SumOfTwo, Assignment}) {
+    if (const Kernel kernel = make(name)) return kernel;
+  }
+  return nullptr;
 }
 
 }  // namespace
