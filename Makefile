@@ -57,7 +57,8 @@ GPU_FAKE := build/gpu-fake
 GPU_FAKE_BIN := $(GPU_FAKE)/venv/bin
 GPU_FAKE_ENVIRONMENT := LD_LIBRARY_PATH=$(CURDIR)/$(GPU_FAKE)/libraries FAKE_CUDA_DEVICES=2 \
   MXNET_USE_FUSION=0
-GPU_TESTS := operator fused second_order golden errors symbol gluon threads processes guard gpu
+GPU_TESTS := operator fused second_order golden errors symbol gluon threads processes guard gpu \
+  sync_batch_norm
 
 test-gpu-fake: $(GPU_FAKE)/venv/installed $(GPU_FAKE)/libraries/made
 	$(GPU_FAKE_ENVIRONMENT) MXBN_TEST_DEVICE=gpu $(GPU_FAKE_BIN)/pytest -rfs \

@@ -78,6 +78,21 @@ def test_every_mode(run_and_check, dtype, mode, shape, fix_gamma):
     assert a.counters == [batch, not batch, step, 0]
 
 
+@DTYPE
+@FORM
+@pytest.mark.parametrize("mode", ["train", "predict"])
+def test_a_part_of_a_batch(run, run_and_check, dtype, shape, mode):
+    d = draw(shape, dtype=dtype, seed=11)
+    is_train, flags = flags_of(mode)
+    a = run_and_check(d, is_train, fix_gamma=False, **flags)
+    b = run(d, is_train, fix_gamma=False, spread=True, **flags)
+    for name in ("y", "mean", "inv_std", "moving_mean", "moving_var", "saved"):
+        assert same_bits(getattr(a, name), getattr(b, name)), name
+    for name in ("x", "gamma", "beta"):
+        assert same_bits(getattr(a, name).grad, getattr(b, name).grad), name
+    assert a.counters == b.counters
+
+
 # Derandomized: the same cases on every run.
 @settings(
     max_examples=300, deadline=None, derandomize=True,

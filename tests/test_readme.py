@@ -35,6 +35,11 @@ def test_guarded_training_counts_what_the_text_shows(tmp_path):
     assert run(code, tmp_path) in README.read_text("utf-8")
 
 
+def test_devices_share_the_statistics_that_the_text_shows(tmp_path):
+    (code,) = [each for each in EXAMPLES if "mxbn.gluon.SyncBatchNorm" in each]
+    assert run(code, tmp_path) in README.read_text("utf-8")
+
+
 def test_existing_code_is_made_with_our_layers(tmp_path):
     (code,) = [each for each in EXAMPLES if "replace_builtin" in each]
     code = f"import mxnet as mx, mxbn\n{code}\nprint([type(layer) for layer in net.features])"

@@ -64,13 +64,14 @@ def address(array):
 
 def run(
     d, is_train, requests=None, fill=0.0, offset=0, in_place=False, device=0, seed=0,
-    act_type=None, with_addend=False, **attributes,
+    act_type=None, with_addend=False, spread=False, **attributes,
 ):  # fmt: skip
     """Forward and backward of a drawing: what they write, under the names of test_operator.
 
     requests are "write" (the default), "add" or "null", per result; fill is what results that are
     added to hold before. With in_place, y is written over x. The addend is the drawing's; its
-    gradient is asked for where there is a ReLU.
+    gradient is asked for where there is a ReLU. With spread, data is one of two parts of a batch,
+    of which the other is the same.
     """
     os.environ["MXBN_EMULATION_SEED"] = str(seed)
     names = (*RESULTS, "addend") if act_type and with_addend else RESULTS
@@ -100,6 +101,7 @@ def run(
         results[name] = None if request == "null" else array
     if in_place:
         results["y"] = inputs.x
+    inputs.part = memory.empty((2 * len(d.gamma) + 2,), "float64") if spread else None
     plan = _forward(d, is_train, inputs, results, requests, memory, device, **attributes)
     if in_place:
         results["y"] = memory.array(inputs.x, d.dtype, offset)
@@ -146,6 +148,16 @@ def _forward(
         fused=address(inputs.addend),
         relu=inputs.relu,
     )
+    if inputs.part is not None:
+        part = _gpu.Arguments(
+            **{**_common(d, inputs, fix_gamma), "saved": memory.allocate(2 * len(d.gamma) + 1)},
+            eps=eps,
+            use_batch=arguments.use_batch,
+            part=address(inputs.part),
+        )
+        _gpu.forward(part, d.dtype, memory.allocate, device=device)
+        inputs.part[-2] *= 2
+        arguments.batch = address(inputs.part)
     _gpu.forward(arguments, d.dtype, memory.allocate, device=device)
     return {
         "form": "columns" if arguments.columns else "rows",
@@ -165,6 +177,17 @@ def _backward(d, inputs, results, requests, memory, device, fix_gamma):
         daddend=address(results.get("addend")),
         daddend_add=requests.get("addend") == "add",
     )
+    if inputs.part is not None:
+        out, arguments.out, arguments.part = arguments.out, None, address(inputs.part)
+        _gpu.backward(arguments, d.dtype, memory.allocate, device=device)
+        inputs.part[:-1] *= 2
+        arguments = _gpu.Arguments(
+            **_common(d, inputs, fix_gamma),
+            dy=address(inputs.dy),
+            out=out,
+            out_add=requests["x"] == "add",
+            batch=address(inputs.part),
+        )
     _gpu.backward(arguments, d.dtype, memory.allocate, device=device)
 
 
