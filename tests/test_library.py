@@ -343,6 +343,10 @@ def test_library_shows_nothing_else():
         "mxbn_gpu_forward",
         "mxbn_gpu_backward",
         "mxbn_gpu_second",
+        "mxbn_sync_connect",
+        "mxbn_sync_abandon",
+        "mxbn_sync_take",
+        "mxbn_sync_answer",
     }
 
 

@@ -500,7 +500,8 @@ def test_a_fused_operator_is_differentiated_like_its_parts(with_addend, is_train
             else:
                 y = call(d, a, fix_gamma=False)
                 y = mx.nd.relu(mx.nd.elemwise_add(y, addend) if with_addend else y)
-            shifted = mx.nd.elemwise_add(y, t)  # whose square has a gradient for y that depends on t
+            # The gradient of its square for y depends on t.
+            shifted = mx.nd.elemwise_add(y, t)
             gradients = autograd.grad(mx.nd.square(shifted), variables, create_graph=True)
         autograd.backward(gradients, heads)
         return [array.grad.asnumpy() for array in (t, *variables)]

@@ -115,7 +115,12 @@ def test_every_mode_is_that_of_one_batch(mode, dtype):
 
 @pytest.mark.parametrize(
     "counts",
-    [(1, 7), (8, 0), (0, 3, 5), (2, 2, 2, 2)],
+    [
+        (1, 7),
+        (8, 0),
+        pytest.param((0, 3, 5), marks=pytest.mark.cpu),  # there may be two GPUs
+        pytest.param((2, 2, 2, 2), marks=pytest.mark.cpu),
+    ],
     ids=lambda counts: "-".join(map(str, counts)),
 )
 def test_parts_may_be_of_any_size(counts):
@@ -227,6 +232,7 @@ def test_one_device_alone_is_a_batch_norm_bit_by_bit():
         assert same_bits(getattr(part, name), getattr(a, name)), name
 
 
+@pytest.mark.cpu  # there may be two GPUs
 def test_the_same_bits_whoever_comes_first():
     d = draw((9, 3, 40), seed=10)
     results = []
@@ -267,6 +273,7 @@ def test_moving_statistics_need_nobody_else():
     check(part.x.grad, right(d, False, **OPTIONS).dx, what="gradient of data")
 
 
+@pytest.mark.mxnet_operators
 def test_calls_of_one_layer_meet_in_the_order_of_the_program():
     """Although the data of the first call on the second device is ready last."""
     first, second = draw((6, 3, 4), seed=13), draw((6, 3, 4), seed=14)
@@ -287,6 +294,7 @@ def test_calls_of_one_layer_meet_in_the_order_of_the_program():
             check(together(p.y for p in both), want.output, what="output")
 
 
+@pytest.mark.cpu  # the temporary space of a GPU, of which there is one, follows the program
 def test_layers_overlap_whatever_the_order_on_each_device():
     """Two layers side by side: one device calls them in the opposite order of the other."""
     d = draw((6, 3, 4), seed=15)
