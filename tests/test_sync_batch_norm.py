@@ -356,6 +356,19 @@ def test_a_device_that_fails_ends_the_wait_of_the_others():
         y.wait_to_read()
 
 
+@pytest.mark.cpu  # on a GPU, the second call waits for the temporary space of the first
+def test_a_key_in_use_with_another_number_of_devices():
+    d, key = draw((6, 3, 4), seed=18), next(keys)
+    part = spread(d, (3, 3))[0]
+    first = sync(d, part, key, 2, use_batch_stats=True, timeout=0.6)
+    time.sleep(0.2)  # it waits by now
+    second = sync(d, part, key, 3, use_batch_stats=True, timeout=0.6)
+    with pytest.raises(mx.base.MXNetError, match=r"\(0\) came twice before the others came once"):
+        second.wait_to_read()
+    with pytest.raises(mx.base.MXNetError, match=r"within 0.6 s only .*\(0\) came"):
+        first.wait_to_read()
+
+
 def test_devices_with_different_channels():
     parts = [spread(draw((4, channels, 5)), (2, 2))[i] for i, channels in enumerate((3, 4))]
     key = next(keys)

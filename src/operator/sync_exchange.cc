@@ -211,6 +211,7 @@ void Arrive(const SyncParam& layer, Direction direction, const std::string& devi
   State& state = TheState();
   const Meeting meeting(layer.key, direction);
   Round round;
+  bool twice = false;
   {
     std::lock_guard<std::mutex> lock(state.mutex);
     Round& open = state.open[meeting];
@@ -220,10 +221,18 @@ void Arrive(const SyncParam& layer, Direction direction, const std::string& devi
       WatchOver(&open);
     }
     state.seen[meeting].insert(device);
-    open.arrivals[device] = {std::move(part), std::move(done)};
-    if (open.arrivals.size() < static_cast<size_t>(layer.num_devices)) return;
-    round = std::move(open);
-    state.open.erase(meeting);
+    twice = open.arrivals.count(device) > 0;
+    if (!twice) {
+      open.arrivals[device] = {std::move(part), std::move(done)};
+      if (open.arrivals.size() < static_cast<size_t>(layer.num_devices)) return;
+      round = std::move(open);
+      state.open.erase(meeting);
+    }
+  }
+  if (twice) {
+    return done(nullptr, Describe(layer, direction) + device +
+                             " came twice before the others came once, expected the same "
+                             "num_devices and timeout in every call with this key");
   }
   const std::string problem = Problem(round);
   if (!problem.empty()) return Fail(round, problem);
