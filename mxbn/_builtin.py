@@ -15,7 +15,8 @@ def replace_builtin() -> Iterator[None]:
     """Make MXNet's names for BatchNorm mean mxbn's, inside a ``with`` block or decorated function.
 
     ``mx.nd.BatchNorm``, ``mx.sym.BatchNorm``, ``mx.gluon.nn.BatchNorm``,
-    ``mx.gluon.nn.BatchNormReLU`` and, in NumPy mode, ``mx.npx.batch_norm``: a network from the
+    ``mx.gluon.nn.BatchNormReLU``, ``mx.gluon.contrib.nn.SyncBatchNorm`` and, in NumPy mode,
+    ``mx.npx.batch_norm``: a network from the
     model zoo, or by existing code, is made with mxbn's layers inside the block and stays so
     afterwards. The names are MXNet's own, so other threads see the change too.
 
@@ -33,6 +34,7 @@ def replace_builtin() -> Iterator[None]:
     places += [(module, "batch_norm", nd.BatchNorm) for module in (mx.npx, mx.nd.npx)]
     places += [(mx.sym.npx, "batch_norm", sym.BatchNorm)]
     places += [(mx.gluon.nn, name, getattr(gluon, name)) for name in ("BatchNorm", "BatchNormReLU")]
+    places += [(mx.gluon.contrib.nn, "SyncBatchNorm", gluon.SyncBatchNorm)]
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     try:
         for module, name, ours in places:

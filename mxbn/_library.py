@@ -259,4 +259,6 @@ def _tell_amp() -> None:
     from mxnet.contrib.amp import lists
 
     lists.symbol_fp16.FP16_FP32_FUNCS.extend(OPERATORS)
-    lists.symbol_bf16.FP32_FUNCS.extend(OPERATORS)
+    # Those that Python can call; it would look for the others too.
+    lists.symbol_bf16.FP32_FUNCS.extend((OPERATOR, SYNC_OPERATOR))
+    lists.symbol_bf16.BF16_FP32_FUNCS.extend((SYNC_STATISTICS, SYNC_EXCHANGE))

@@ -19,6 +19,7 @@ PLACES = [
     (mx.symbol, "BatchNorm", mxbn.sym.BatchNorm),
     (mx.gluon.nn, "BatchNorm", mxbn.gluon.BatchNorm),
     (mx.gluon.nn, "BatchNormReLU", mxbn.gluon.BatchNormReLU),
+    (mx.gluon.contrib.nn, "SyncBatchNorm", mxbn.gluon.SyncBatchNorm),
     (mx.npx, "batch_norm", mxbn.nd.BatchNorm),
     (mx.nd.npx, "batch_norm", mxbn.nd.BatchNorm),  # F.npx of a hybrid block
     (mx.sym.npx, "batch_norm", mxbn.sym.BatchNorm),

@@ -23,6 +23,7 @@ from helpers import (
 from mxnet import autograd
 
 import mxbn
+from mxbn import _library
 
 hybrid = pytest.mark.parametrize("hybridize", HYBRIDIZE.values(), ids=HYBRIDIZE)
 PARAMETERS = ("gamma", "beta", "moving_mean", "moving_var")
@@ -506,6 +507,7 @@ def train(norm, context_list, hybridize, steps=4, **options):
         with autograd.record():
             each = [loss_of(net(data), labels) for data, labels in parts]
         autograd.backward(each)
+        mx.nd.waitall()  # the first step copies the statistics from device to device
         trainer.step(12)
         losses.append(sum(float(loss.sum().asscalar()) for loss in each) / 12)
     # After the prefix, whose number is that of the instance.
@@ -610,3 +612,102 @@ def test_number_of_devices():
         mxbn.gluon.SyncBatchNorm(num_devices=0)
     with pytest.raises(ValueError, match="timeout is '-1'"):
         mxbn.gluon.SyncBatchNorm(timeout=-1)
+
+
+# ------------------------------------------------------------------------------------ other places
+
+
+def test_moving_statistics_that_are_used_step_with_those_of_all_devices():
+    flags = {"use_global_stats": True, "step_global_stats": True}
+    d = draw((8, 3, 4), seed=23)
+    parts = spread(d, (5, 3))
+    forward(d, parts, **flags)
+    autograd.backward([part.y for part in parts], [part.dy for part in parts])
+    check_all(d, parts, right(d, True, **OPTIONS, **flags))
+
+
+def model_of(d):
+    """A layer behind an operator, as a checkpoint; the tools know one device."""
+    data = mx.sym.var("data") * 1
+    symbol = mxbn.sym.SyncBatchNorm(data, key=next(keys), name="bn", **OPTIONS)
+    names = [f"bn_{name}" for name in PARAMETERS]
+    values = {name: mx.nd.array(getattr(d, name[3:])) for name in names}
+    return mxbn.Checkpoint(
+        symbol, {n: values[n] for n in names[:2]}, {n: values[n] for n in names[2:]}
+    )
+
+
+def run_model(model, x, is_train):
+    arrays = {"data": mx.nd.array(x), **model.arg_params}
+    executor = model.symbol.bind(mx.cpu(), arrays, aux_states=model.aux_params)
+    output = executor.forward(is_train=is_train)[0].asnumpy()
+    mx.nd.waitall()
+    return output
+
+
+@pytest.mark.mxnet_operators
+def test_tools():
+    d = draw((8, 3, 4), seed=24)
+    model = model_of(d)
+    want = right(d, False, **OPTIONS)
+    (row,) = mxbn.inspect(model, for_training=True, is_train=True).rows
+    assert row[:2] == ("bn", "mxbn_SyncBatchNorm")
+    assert row.behaviour[:2] == ("batch", "in forward")
+    (left,) = mxbn.convert(model, "builtin").left
+    assert left.remarks == ("takes its statistics over several devices",)
+    folded = mxbn.fold(model, {"data": d.x.astype("float32")}).model
+    assert "mxbn" not in folded.symbol.tojson()
+    check(run_model(folded, d.x, False), want.output, 8)
+    mxbn.recalibrate(model, [d.x.astype("float32")])
+    check(model.aux_params["bn_moving_mean"], d.x.mean((0, 2)))
+
+
+@pytest.mark.mxnet_operators
+@pytest.mark.parametrize("is_train", [True, False])
+@pytest.mark.parametrize("statistics", ["batch", "moving"])
+def test_freeze(statistics, is_train):
+    d = draw((8, 3, 4), seed=25)
+    model = model_of(d)
+    frozen = mxbn.freeze(model, statistics=statistics)
+    flags = {"use_batch_stats": statistics == "batch", "use_global_stats": statistics == "moving"}
+    want = right(d, is_train, **OPTIONS, **flags)
+    check(run_model(frozen, d.x, is_train), want.output)
+    check(frozen.aux_params["bn_moving_var"], want.moving_var)
+    assert mxbn.unfreeze(frozen).symbol.tojson() == model.symbol.tojson()
+
+
+def test_a_network_of_layers():
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mxbn.gluon.SyncBatchNorm(in_channels=3), mxbn.gluon.BatchNorm(in_channels=3))
+    net.initialize()
+    done = mxbn.convert(net, "builtin")
+    assert [each.to for each in done.changes] == [None, "BatchNorm"]
+    assert type(net[0]) is mxbn.gluon.SyncBatchNorm
+
+
+@pytest.mark.mxnet_operators
+@pytest.mark.skipif(ON_GPU, reason="is about oneDNN's layouts")
+def test_between_convolutions():
+    x = mx.nd.random.normal(shape=(4, 8, 6, 6))
+    results = []
+    for kind in (mxbn.gluon.BatchNorm, mxbn.gluon.SyncBatchNorm):
+        net = mx.gluon.nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            norm = kind(prefix="norm_")
+            net.add(mx.gluon.nn.Conv2D(16, 3), norm, mx.gluon.nn.Conv2D(16, 1))
+        net.initialize(mx.init.One())
+        net.hybridize()
+        x.attach_grad()
+        before = _library.onednn_layout_passes()
+        with autograd.record():
+            y = net(x)
+        y.backward(mx.nd.arange(y.size).reshape(y.shape))
+        mx.nd.waitall()
+        taken = _library.onednn_layout_passes() - before
+        parameters = net.collect_params().values()
+        arrays = [y, x.grad, *(p.grad() for p in parameters if p.grad_req != "null")]
+        results.append([taken, *(array.copy() for array in arrays)])
+    (plain, *wanted), (shared, *found) = results
+    assert (plain, shared) == (2, 4)  # forward and backward; statistics and reduction too
+    for got, want in zip(found, wanted):
+        check(got, want.asnumpy(), 16)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .layers import MXBN, WITH_RELU, Layer
+from .layers import Layer
+from .operators import CONTRIB_SYNC, OURS, WITH_RELU
 
 BATCH, MOVING = "batch", "moving"
 IN_FORWARD, IN_BACKWARD, NEVER = "in forward", "in backward", "no"
-_SYNC = "_contrib_SyncBatchNorm"
 
 
 class Behaviour(NamedTuple):
@@ -53,7 +53,7 @@ def behaviour(layer: Layer, for_training: bool, is_train: bool, is_folded: bool)
             "no longer counts",
             "none: there is no backward",
         )
-    statistics, steps, why = (_of_mxbn if layer.op == MXBN else _of_builtin)(
+    statistics, steps, why = (_of_mxbn if layer.op in OURS else _of_builtin)(
         layer, for_training, is_train
     )
     if steps != NEVER and layer.attributes.momentum == 1:
@@ -81,7 +81,7 @@ def _of_mxbn(layer: Layer, for_training: bool, is_train: bool) -> tuple[str, str
 def _of_builtin(layer: Layer, for_training: bool, is_train: bool) -> tuple[str, str, str]:
     if layer.attributes.use_global_stats or not is_train:
         found = _of_mxbn(layer, for_training, is_train)
-        if layer.op == _SYNC and for_training and not layer.attributes.use_global_stats:
+        if layer.op == CONTRIB_SYNC and for_training and not layer.attributes.use_global_stats:
             why = "is_train=False takes the moving statistics, but a plain backward() spoils them"
             return MOVING, IN_BACKWARD, why
         return found
@@ -101,7 +101,7 @@ def _of_builtin(layer: Layer, for_training: bool, is_train: bool) -> tuple[str, 
 
 
 def _gradient(layer: Layer, statistics: str, is_train: bool) -> str:
-    if layer.op == MXBN:
+    if layer.op in OURS:
         if statistics == BATCH:
             return "through the batch's statistics, whatever mode backward is called in"
         return "dy * gamma / sqrt(moving_var + eps), whatever mode backward is called in"

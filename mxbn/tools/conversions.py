@@ -7,6 +7,7 @@ from typing import Any, Iterator, NamedTuple
 from .._attributes import is_true
 from ..gluon import OWN_FLAGS, BatchNorm
 from .layers import MXBN, WITH_RELU, Attributes, Layer
+from .operators import CONTRIB_SYNC, SYNC
 
 # What a conversion changes for every layer, and no comparison of outputs in inference mode shows.
 DIFFERENCES = {
@@ -27,7 +28,6 @@ ALREADY = "is of this kind already"
 
 OPERATORS = {"mxbn": MXBN, "builtin": "BatchNorm"}
 _BUILTIN = ("BatchNorm", "CuDNNBatchNorm", "BatchNorm_v1")
-_SYNC = "_contrib_SyncBatchNorm"
 _MXBN_EPS, _BUILTIN_EPS = "0.001", "0.0010000000474974513"  # 1e-3 as double and as float
 _CALIBRATION = ("min_calib_range", "max_calib_range")
 
@@ -71,7 +71,9 @@ def change_of(layer: Layer, attributes: dict[str, Any], to: str, obstacle: str =
 
 
 def _why_left(op: str, attributes: dict[str, Any], to: str, obstacle: str) -> str:
-    if op == _SYNC:
+    if op == SYNC and to == "mxbn":
+        return ALREADY
+    if op in (CONTRIB_SYNC, SYNC):
         return "takes its statistics over several devices"
     if op == WITH_RELU and to == "builtin":
         return "computes a ReLU too"

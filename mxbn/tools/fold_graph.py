@@ -13,6 +13,7 @@ from .fold_check import shapes_and_types
 from .fused import expand
 from .graph import VARIABLE, Entry, Graph, Node
 from .layers import INPUTS, MXBN, OPERATORS, WITH_RELU, Attributes
+from .operators import OURS
 
 Array = Any
 _LINEAR = ("Convolution", "Deconvolution", "FullyConnected")
@@ -63,7 +64,7 @@ class Folding:
     def __init__(self, checkpoint: Checkpoint, inputs: dict[str, Array]) -> None:
         self.graph = Graph.from_symbol(checkpoint.symbol)
         for part, node in list(self.graph.walk()):
-            if node.op == MXBN:
+            if node.op in OURS:
                 expand(part, node)
         self.units: dict[str, float] = {}
         self._arrays = {**checkpoint.arg_params, **checkpoint.aux_params}

@@ -7,8 +7,9 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 
-from .layers import MXBN, Attributes, Layer, choose
+from .layers import Attributes, Layer, choose
 from .opened import memory, open_model
+from .operators import OURS
 
 STATISTICS = ("is_train", "batch", "moving")
 _FLAGS = ("use_global_stats", "use_batch_stats")
@@ -223,7 +224,7 @@ def _check(switches: _Switches) -> None:
 def _changes(layer: Layer, switches: _Switches) -> dict[str, Any]:
     """Return the attributes that a layer needs."""
     wanted: dict[str, Any] = {}
-    if switches.statistics == "batch" and layer.op != MXBN:
+    if switches.statistics == "batch" and layer.op not in OURS:
         raise ValueError(
             f"mxbn: layer {layer.name} is of the operator {layer.op}, which cannot use the batch's "
             "statistics in inference: convert it to mxbn's"
@@ -238,7 +239,7 @@ def _changes(layer: Layer, switches: _Switches) -> dict[str, Any]:
         wanted["momentum"] = _stepping_momentum(layer, switches.momentum)
     moving = wanted.get("use_global_stats", layer.attributes.use_global_stats)
     if moving and (switches.statistics or switches.step is not None):
-        if switches.step and layer.op != MXBN:
+        if switches.step and layer.op not in OURS:
             raise ValueError(
                 f"mxbn: layer {layer.name} is of the operator {layer.op}, which cannot use the "
                 "moving statistics and step them: convert it to mxbn's"

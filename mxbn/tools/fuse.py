@@ -11,7 +11,7 @@ from mxnet.gluon.parameter import Parameter
 from ..gluon import _MovingStatistic
 from .checkpoint import Checkpoint
 from .compare import compare, complete, outputs_of_block, outputs_of_symbol, rounding
-from .conversions import ALREADY, change_of, understood
+from .conversions import change_of, understood
 from .graph import Entry, Graph, Node
 from .layers import MXBN, WITH_RELU, Layer, as_checkpoint, layers_of_graph, trace
 
@@ -170,7 +170,7 @@ def _is_relu(node: Node) -> bool:
 
 def _can_be_joined(layer: Layer) -> bool:
     change = change_of(layer, layer.source.attrs, "mxbn")
-    is_right = change.to == MXBN or change.remarks == (ALREADY,)
+    is_right = MXBN in (change.to, layer.op)
     is_fused = layer.attributes.is_fused or layer.op == WITH_RELU
     return is_right and not layer.in_body and not is_fused
 

@@ -1,11 +1,14 @@
-"""A fused node taken apart, for those who know the parts only."""
+"""A node that does more than BatchNorm taken apart, for those who know the parts only."""
 
 from __future__ import annotations
 
 from .graph import Entry, Graph, Node
-from .layers import INPUTS, Attributes
+from .layers import INPUTS, MXBN, Attributes
+from .operators import SYNC
 
-_FUSED = ("act_type", "with_addend")  # the attributes
+# Their attributes.
+_FUSED = ("act_type", "with_addend")
+_SHARED = ("key", "num_devices", "timeout")
 
 
 def expand(graph: Graph, node: Node) -> Node:
@@ -16,13 +19,16 @@ def expand(graph: Graph, node: Node) -> Node:
     graph : Graph
         Which the node is in.
     node : Node
-        Nothing happens if nothing is fused into it.
+        One of a batch that is spread over devices becomes one that knows its own part only.
 
     Returns
     -------
     Node
         The plain BatchNorm.
     """
+    if node.op == SYNC:
+        node.op, node.inputs = MXBN, node.inputs[: len(INPUTS)]
+        node.attrs = {key: value for key, value in node.attrs.items() if key not in _SHARED}
     attributes = Attributes.parse(node.attrs)
     if not attributes.is_fused:
         return node

@@ -11,7 +11,8 @@ from mxnet.base import _LIB, check_call
 
 from .._library import function
 from .graph import Graph
-from .layers import MXBN, Layer, layers_of_block, layers_of_graph
+from .layers import Layer, layers_of_block, layers_of_graph
+from .operators import OURS
 
 STATISTICS = ("moving_mean", "moving_var")
 
@@ -156,12 +157,12 @@ def watched_layers(model: Any) -> Iterator[tuple[Layer, list[dict[str, Any]]]]:
     if isinstance(model, mx.gluon.Block):
         parameters = {p.name: p for p in model.collect_params().values()}
         for layer in layers_of_block(model):
-            if layer.op == MXBN and "moving_mean" in layer.arrays:
+            if layer.op in OURS and "moving_mean" in layer.arrays:
                 of = {role: parameters[layer.parameters[role]].list_data() for role in STATISTICS}
                 yield layer, [dict(zip(of, arrays)) for arrays in zip(*of.values())]
     elif isinstance(model, mx.mod.Module):
         for layer in layers_of_graph(Graph.from_symbol(model.symbol), {}, {}):
-            if layer.op == MXBN and model.binded:
+            if layer.op in OURS and model.binded:
                 states = [executor.aux_dict for executor in model._exec_group.execs]
                 yield layer, [{r: s[layer.parameters[r]] for r in STATISTICS} for s in states]
     else:

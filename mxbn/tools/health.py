@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .layers import MXBN, Layer
+from .layers import Layer
+from .operators import OURS
 
 _FAR = 1e3  # standard deviations from 0: MXNet's operator has lost 3 digits
 
@@ -50,7 +51,7 @@ def _of_attributes(layer: Layer) -> tuple[list[str], list[str]]:
         problems.append(f"eps {eps:g} is negative")
     elif eps == 0:
         text = "eps 0: a channel of equal values"
-        if layer.op == MXBN:
+        if layer.op in OURS:
             remarks.append(f"{text} gives beta")
         else:
             problems.append(f"{text} gives NaN or an infinite variance")
@@ -75,7 +76,7 @@ def _of_gamma(layer: Layer, values: dict[str, Any]) -> tuple[list[str], list[str
     if layer.attributes.fix_gamma:
         if (gamma == 1).all():
             return [], []
-        then = "" if layer.op == MXBN else ", and MXNet overwrites it"
+        then = "" if layer.op in OURS else ", and MXNet overwrites it"
         low, high = f"{gamma.min():.4g}", f"{gamma.max():.4g}"
         stored = low if low == high else f"{low} to {high}"
         return [f"gamma is stored as {stored}, but fix_gamma computes with 1{then}"], []
@@ -98,7 +99,7 @@ def _of_statistics(layer: Layer, values: dict[str, Any]) -> tuple[list[str], lis
     if var is not None and ((var >= 0) & (var < eps)).any():
         tiny = (var >= 0) & (var < eps)
         remarks.append(f"variance is below eps in {_channels(tiny)}: dead inputs?")
-    if layer.op != MXBN and mean is not None and var is not None and mean.shape == var.shape:
+    if layer.op not in OURS and mean is not None and var is not None and mean.shape == var.shape:
         far = np.abs(mean) > _FAR * np.sqrt(np.maximum(var, 0) + max(eps, 0))
         if far.any():
             remarks.append(

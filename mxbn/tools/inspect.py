@@ -27,7 +27,7 @@ class Row(NamedTuple):
     channels : int or None
         None while that is not known.
     attributes : Attributes
-        ``eps, momentum, fix_gamma, use_global_stats, use_batch_stats, axis``.
+        ``eps, momentum, fix_gamma, use_global_stats, use_batch_stats, axis, ...``.
     behaviour : Behaviour
         ``statistics, steps, why, gradient``.
     folded_into : str

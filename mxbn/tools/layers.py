@@ -8,9 +8,10 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import mxnet as mx
 
 from .._attributes import is_true
-from ..gluon import BatchNorm, descendants
+from ..gluon import BatchNorm, SyncBatchNorm, descendants
 from .checkpoint import Checkpoint
 from .graph import VARIABLE, Graph, Node
+from .operators import CONTRIB_SYNC, SYNC
 from .operators import INPUTS as INPUTS
 from .operators import MXBN as MXBN
 from .operators import OPERATORS as OPERATORS
@@ -245,12 +246,14 @@ def _layer_of_block(block: Any) -> Layer:
 
 
 def _operator_of(block: Any) -> str:
+    if isinstance(block, SyncBatchNorm):
+        return SYNC
     if isinstance(block, BatchNorm):
         return MXBN
     if isinstance(block, mx.gluon.nn.BatchNormReLU):
         return WITH_RELU
     if isinstance(block, mx.gluon.contrib.nn.SyncBatchNorm):
-        return "_contrib_SyncBatchNorm"
+        return CONTRIB_SYNC
     return "BatchNorm"
 
 

@@ -11,6 +11,7 @@ from ..gluon import OWN_FLAGS, clear_graphs
 from .checkpoint import Checkpoint
 from .graph import VARIABLE, Graph, Node
 from .layers import Attributes, Layer, as_checkpoint, layers_of_graph, parts_of_block
+from .operators import SYNC
 
 # Where a node (as JSON), and where a Gluon layer, a parameter and a Module keep what was before.
 _NODE_MEMORY, _MEMORY = "__unfrozen__", "_unfrozen"
@@ -58,6 +59,9 @@ class Opened:
         if is_node:
             after.pop(_NODE_MEMORY, None)
             source.attrs = {**after, _NODE_MEMORY: json.dumps(former)} if former else after
+            for node in _nodes_before(source):
+                rest = {key: text for key, text in node.attrs.items() if key not in wanted}
+                node.attrs = {**rest, **{key: after[key] for key in wanted if key in after}}
         else:
             source._kwargs = after
             setattr(source, _MEMORY, former)
@@ -242,6 +246,14 @@ class _Variables:
     def put_back(self) -> None:
         if any(_NODE_MEMORY in node.attrs for node in self._nodes):
             self.turn(True)
+
+
+def _nodes_before(node: Node) -> list[Node]:
+    """Return those that find the statistics of a batch that is spread over devices."""
+    if node.op != SYNC:
+        return []
+    exchange = node.inputs[-1].node
+    return [exchange, *(entry.node for entry in exchange.inputs)]
 
 
 def _keep(owner: Any, *names: str) -> Callable[[], None]:

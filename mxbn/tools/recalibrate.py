@@ -73,8 +73,8 @@ def recalibrate(
         A batch is an array, a sequence of the inputs and maybe labels, or an `mx.io.DataBatch`.
         NumPy arrays become float32. A `DataIter` is reset before and after.
     layers : str or sequence of str, optional
-        Names or patterns (``'stage1_*'``). By default all layers that training steps: those
-        without `use_global_stats` and with a momentum below 1.
+        Names or patterns (``'stage1_*'``). By default all layers that training steps: those with a
+        momentum below 1, and without `use_global_stats` unless with `step_global_stats`.
     earlier : {'batch', 'moving'}, default 'batch'
         How the layers before a layer normalize meanwhile; see the notes.
     inputs : sequence of str, default ('data',)
@@ -164,7 +164,9 @@ def recalibrate(
 
 
 def _steps(layer: Layer) -> bool:
-    return not layer.attributes.use_global_stats and layer.attributes.momentum != 1
+    attributes = layer.attributes
+    stays = attributes.use_global_stats and not attributes.step_global_stats
+    return not stays and attributes.momentum != 1
 
 
 def _pools(net: Any, chosen: list[Layer]) -> dict[int, Pool]:

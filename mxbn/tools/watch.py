@@ -12,7 +12,8 @@ from mxnet.gluon.block import _flatten, _regroup
 from .. import nd
 from ..gluon import descendants
 from .graph import Entry, Graph, Node
-from .layers import MXBN, WITH_RELU, Layer, as_checkpoint, layers_of_graph, parts_of_block
+from .layers import INPUTS, MXBN, WITH_RELU, Layer, as_checkpoint, layers_of_graph, parts_of_block
+from .operators import SYNC
 from .pools import Pool, Recorder
 
 Array = Any
@@ -185,6 +186,8 @@ def _replace(graph: Graph, node: Node, attributes: dict[str, Any]) -> None:
     if node.op == WITH_RELU:
         relu = Node("relu", f"{node.name}_relu", inputs=[Entry(node)])
         graph.replace(Entry(node), Entry(relu))
+    if node.op == SYNC:
+        node.inputs = node.inputs[: len(INPUTS)]
     kept = {key: node.attrs[key] for key in ("output_mean_var",) if key in node.attrs}
     node.op = MXBN
     node.attrs = {**kept, **{name: str(value) for name, value in attributes.items()}}

@@ -142,13 +142,5 @@ void Second(const Arguments& a, DataType type, const Queue& queue) {
   if (applies && Size(a) > 0) launch.OverValues("second");
 }
 
-void CopyToHost(int device, void* to, const void* from, size_t bytes) {
-  cuda::Device::Get(device).CopyToHost(to, from, bytes);
-}
-
-void CopyToDevice(int device, void* to, const void* from, size_t bytes) {
-  cuda::Device::Get(device).CopyToDevice(to, from, bytes);
-}
-
 }  // namespace gpu
 }  // namespace mxbn

@@ -32,11 +32,6 @@ void Forward(const Arguments& arguments, DataType type, const Queue& queue);
 void Backward(const Arguments& arguments, DataType type, const Queue& queue);
 void Second(const Arguments& arguments, DataType type, const Queue& queue);
 
-// Copy a few values between this thread and a device, and wait until they have arrived. They throw
-// std::runtime_error.
-void CopyToHost(int device, void* to, const void* from, size_t bytes);
-void CopyToDevice(int device, void* to, const void* from, size_t bytes);
-
 }  // namespace gpu
 }  // namespace mxbn
 

@@ -104,7 +104,7 @@ void BackwardComputeEx(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& con
                        const Arrays& in, const Requests& request, const Arrays& out) {
   const NodeParam& param = Param(attrs);
   const mxnet::NDArray &data = in[kDataInput], &head = in[kHeadGradient];
-  const bool with_addend = out.size() > kAddendGradient;
+  const bool with_addend = !param.is_sync() && out.size() > kAddendGradient;
   View view;
   if (use_onednn_layouts && Axis(param, data.shape()) == 1 && onednn::SameLayout(data, head) &&
       onednn::Look(data, &view) && head.shape() == data.shape() &&

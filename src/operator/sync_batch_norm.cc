@@ -16,9 +16,9 @@
 #include <tuple>
 #include <vector>
 
-#include "batch_norm_gpu.h"
 #include "batch_norm_onednn.h"
 #include "batch_norm_register.h"
+#include "cuda_driver.h"
 #include "sync_exchange.h"
 
 namespace mxbn {
@@ -195,7 +195,7 @@ sync::Summary Read(const mxnet::Context& device, const mxnet::TBlob& array) {
   sync::Summary summary(array.shape_.Size());
   const size_t bytes = summary.size() * sizeof(double);
   if (device.dev_mask() == mshadow::gpu::kDevMask) {
-    gpu::CopyToHost(device.dev_id, summary.data(), array.dptr_, bytes);
+    cuda::Device::Get(device.dev_id).CopyToHost(summary.data(), array.dptr_, bytes);
   } else {
     std::memcpy(summary.data(), array.dptr_, bytes);
   }
@@ -205,7 +205,7 @@ sync::Summary Read(const mxnet::Context& device, const mxnet::TBlob& array) {
 void Write(const mxnet::Context& device, const sync::Summary& summary, void* array) {
   const size_t bytes = summary.size() * sizeof(double);
   if (device.dev_mask() == mshadow::gpu::kDevMask) {
-    gpu::CopyToDevice(device.dev_id, array, summary.data(), bytes);
+    cuda::Device::Get(device.dev_id).CopyToDevice(array, summary.data(), bytes);
   } else {
     std::memcpy(array, summary.data(), bytes);
   }
