@@ -205,6 +205,7 @@ bool Run(const Case& the_case) {
              (the_case.fused && Differs("gradient of addend", i, daddend[i], before + head(i), 0));
     });
     if (wrong > 0) return false;
+    if (the_case.fused) continue;  // the second derivatives are given what a ReLU let through
 
     const double sum_x = sum([&](size_t i) { return ToDouble(x[i]); });
     const double sum_x_xh = sum([&](size_t i) { return ToDouble(x[i]) * xh(i); });
