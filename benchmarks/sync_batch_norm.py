@@ -27,33 +27,34 @@ def main():
         print("| data of a process | BatchNorm | SyncBatchNorm | sent per direction |")
         print("|---|---|---|---|")
     for shape in SHAPES:
-        alone, together = (
-            time_layer(kind, shape, comm)
-            for kind in (mxbn.gluon.BatchNorm, mxbn.gluon.SyncBatchNorm)
-        )
+        alone, together = times_of(shape, comm)
         if comm is None or comm.rank == 0:
             sent = 0 if comm is None else 8 * (2 * shape[1] + 2)
             data = "x".join(map(str, shape))
             print(f"| {data} | {alone:.2f} ms | {together:.2f} ms | {sent} bytes |", flush=True)
 
 
-def time_layer(kind, shape, comm):
-    """Median time of forward and backward, in milliseconds."""
-    layer = kind(in_channels=shape[1])
-    layer.initialize()
+def times_of(shape, comm):
+    """Median times of forward and backward of both layers, alternating, in milliseconds."""
+    layers = [
+        kind(in_channels=shape[1]) for kind in (mxbn.gluon.BatchNorm, mxbn.gluon.SyncBatchNorm)
+    ]
+    for layer in layers:
+        layer.initialize()
     x, dy = mx.nd.random.normal(shape=shape), mx.nd.random.normal(shape=shape)
     x.attach_grad()
-    times = []
+    times = [[], []]
     for _ in range(WARM_UP + RUNS):
-        if comm is not None:
-            comm.Barrier()
-        start = time.perf_counter()
-        with mx.autograd.record():
-            y = layer(x)
-        y.backward(dy)
-        mx.nd.waitall()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[WARM_UP:])
+        for layer, found in zip(layers, times):
+            if comm is not None:
+                comm.Barrier()
+            start = time.perf_counter()
+            with mx.autograd.record():
+                y = layer(x)
+            y.backward(dy)
+            mx.nd.waitall()
+            found.append(1e3 * (time.perf_counter() - start))
+    return [statistics.median(found[WARM_UP:]) for found in times]
 
 
 if __name__ == "__main__":
