@@ -114,6 +114,7 @@ class _Courier:
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._layers: dict[str, Any] = {}
+        self._adding = threading.Lock()
         self._stopped = False
         self._under_way: list[_Message] = []
         self._thread = threading.Thread(target=self._run, name="mxbn.distributed", daemon=True)
@@ -122,9 +123,10 @@ class _Courier:
 
     def add_layer(self, key: str) -> None:
         """Give a layer a communicator, unless it has one; all processes do so together."""
-        if key not in self._layers:
-            self._layers[key] = self._comm.Dup()
-            _library.function("mxbn_sync_connect", None)(key.encode())
+        with self._adding:
+            if key not in self._layers:
+                self._layers[key] = self._comm.Dup()
+                _library.function("mxbn_sync_connect", None)(key.encode())
 
     def _stop(self) -> None:
         self._stopped = True

@@ -228,7 +228,7 @@ def SyncBatchNorm(
     out : as data, or a list of three, optional
         As of `BatchNorm`.
     **attributes
-        Those of `BatchNorm`, from eps to cudnn_off.
+        Those of `BatchNorm`, but for act_type and with_addend.
 
     Returns
     -------

@@ -101,7 +101,7 @@ def SyncBatchNorm(
     timeout : float, default 300
         After how many seconds without one of the devices the others get an error.
     name, attr, **attributes
-        As of `mxbn.sym.BatchNorm`.
+        As of `mxbn.sym.BatchNorm`, but for act_type and with_addend.
 
     Returns
     -------

@@ -689,3 +689,17 @@ def test_a_damaged_file_is_named(saved, tmp_path):
     params.write_bytes(params.read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"net-0003\.params is damaged"):
         run(tmp_path / "net", tmp_path / "out", "--epoch", 3)
+
+
+def test_flags_without_effect_are_dropped():
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mxbn.gluon.BatchNorm(in_channels=3, step_global_stats=True))
+    net.initialize()
+    x = mx.nd.random.normal(shape=(4, 3))
+    before = net(x).asnumpy()
+    assert convert(net, "builtin").converted == [net[0].name]
+    np.testing.assert_allclose(net(x).asnumpy(), before, 1e-5, 1e-6)
+    symbol = mxbn.sym.BatchNorm(DATA, name="bn", act_type="None", with_addend=False)
+    done = convert(symbol, "builtin")
+    assert done.converted == ["bn"]
+    assert "with_addend" not in done.model.tojson()

@@ -529,3 +529,13 @@ def test_two_recordings_of_one_layer():
         first, second = layer(a.x, a.x).sum(), layer(a.x, a.x).sum()
     first.backward()
     second.backward()
+
+
+def test_an_addend_of_another_size_is_refused_when_the_operator_runs():
+    layer = mxbn.gluon.BatchNormAddReLU(in_channels=3)
+    layer.initialize(ctx=CONTEXT)
+    layer.hybridize()
+    with mx.util.np_shape():
+        addend = mx.nd.zeros((0, 3), ctx=CONTEXT)
+    with pytest.raises(mx.base.MXNetError, match=r"addend has shape \(0, 3\), expected \(2, 3\)"):
+        layer(mx.nd.ones((2, 3), ctx=CONTEXT), addend).asnumpy()

@@ -488,6 +488,26 @@ def test_failed_launch(way, monkeypatch):
 
 
 @fake_gpu
+@pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"])
+def test_failed_exchange_between_devices(function, monkeypatch):
+    d = draw((6, 3, 4), seed=19)
+    a = arrays_on(GPU, d)
+    arrays = (a.x, a.gamma, a.beta, a.moving_mean, a.moving_var)
+
+    def forward():
+        return mxbn.nd.SyncBatchNorm(*arrays, key="failed", **FLAGS)
+
+    mx.nd.waitall()
+    monkeypatch.setenv("FAKE_CUDA_FAIL", function)
+    with pytest.raises(mx.base.MXNetError, match=r"on gpu\(0\): .*CUDA error 999"):
+        forward().asnumpy()
+    monkeypatch.delenv("FAKE_CUDA_FAIL")
+    with contextlib.suppress(mx.base.MXNetError):
+        mx.nd.waitall()
+    check(forward(), right(d, False, **FLAGS).output)
+
+
+@fake_gpu
 def test_failed_launch_of_backward(monkeypatch):
     d = draw((6, 3, 4), seed=20)
     a = arrays_on(GPU, d)

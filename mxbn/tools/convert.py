@@ -9,7 +9,7 @@ from mxnet.gluon.nn.basic_layers import BatchNorm as BuiltinLayer
 from mxnet.gluon.nn.basic_layers import BatchNormReLU as BuiltinLayerWithReLU
 from mxnet.gluon.parameter import Parameter
 
-from ..gluon import BatchNorm, BatchNormReLU, _MovingStatistic, clear_graphs
+from ..gluon import OWN_FLAGS, BatchNorm, BatchNormReLU, _MovingStatistic, clear_graphs
 from .checkpoint import Checkpoint
 from .compare import compare, complete, outputs_of_block, outputs_of_symbol, rounding
 from .conversions import ALREADY, OPERATORS, Change, change_of, understood
@@ -239,6 +239,9 @@ def _plan_block(block: mx.gluon.Block, to: str) -> tuple[list[Change], list[_Edi
         if change.to:
             # The layer itself changes its class: whatever refers to it stays right.
             edits.append(_Edit(part, "__class__", new_class))
+            kept_attributes = {k: v for k, v in part._kwargs.items() if k not in OWN_FLAGS}
+            if to == "builtin":
+                edits.append(_Edit(part, "_kwargs", kept_attributes))
         (statistics if change.to else kept).extend([part.running_mean, part.running_var])
     old, new = (Parameter, _MovingStatistic) if to == "mxbn" else (_MovingStatistic, Parameter)
     shared = {id(each) for each in kept} if to == "builtin" else set()

@@ -30,9 +30,10 @@ def expand(graph: Graph, node: Node) -> Node:
         node.op, node.inputs = MXBN, node.inputs[: len(INPUTS)]
         node.attrs = {key: value for key, value in node.attrs.items() if key not in _SHARED}
     attributes = Attributes.parse(node.attrs)
-    if not attributes.is_fused:
-        return node
     plain = {key: value for key, value in node.attrs.items() if key not in _FUSED}
+    if not attributes.is_fused:
+        node.attrs = plain
+        return node
     norm = Node(node.op, f"{node.name}_bn", plain, node.inputs[: len(INPUTS)])
     parts = [Node("elemwise_add", f"{node.name}_add", inputs=[Entry(norm), node.inputs[-1]])]
     if not attributes.with_addend:

@@ -214,6 +214,10 @@ bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in) {
     if (i != kAddend && in[i].shape_ != expected) FailShape(param, i, in[i].shape_, data);
     CheckDevice(InputName(param, i), in[i], in[kData]);
   }
+  if (param.with_addend && in[kAddend].shape_ != data) {
+    Fail("addend has shape " + Text(in[kAddend].shape_) + ", expected " + Text(data) +
+         " like data");
+  }
   if (param.is_mirror) return param.modes->Get(in[kMovingMean].dptr_);
   if (param.modes != nullptr) param.modes->Put(in[kMovingMean].dptr_, is_train);
   return is_train;

@@ -161,6 +161,12 @@ void PrepareIfMirror(const nnvm::ObjectPtr& node) {
          " is to run again in backward, but MXNET_BACKWARD_DO_MIRROR was not set "
          "when its symbol was made, expected to be set before");
   }
+  if (param.use_global_stats && param.step_global_stats) {
+    // The copy would take the moving statistics as the original left them.
+    Fail("node " + name +
+         " steps the moving statistics that it uses, so it cannot run again in backward: expected "
+         "step_global_stats=False, or MXNET_BACKWARD_DO_MIRROR and force_mirroring unset");
+  }
   param.is_mirror = true;
 }
 

@@ -50,8 +50,9 @@ MXBN_EXPORT const char* mxbn_gpu_describe(int number, MxbnGpu* gpu) {
   });
 }
 
-// Completes the arguments, of which outer, channels, inner, x, dy, out and second_order are set,
-// and returns how many doubles of workspace `parts`, and after it `terms`, need.
+// Completes the arguments, of which outer, channels, inner, x, dy, out, fused, daddend and
+// second_order are set, and returns how many doubles of workspace `parts`, and after it `terms`,
+// need.
 MXBN_EXPORT void mxbn_gpu_plan(mxbn::gpu::Arguments* arguments, int type, int64_t* parts,
                                int64_t* terms) {
   const mxbn::View view{arguments->outer, arguments->channels, arguments->inner, 1};

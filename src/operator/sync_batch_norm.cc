@@ -225,10 +225,8 @@ mxnet::ExecType BeginBulk(const nnvm::NodeAttrs&) {
   return mxnet::ExecType::kSync;
 }
 
-template <sync::Direction direction>
-void Exchange(const mxnet::OpStatePtr& state, const mxnet::OpContext& context, const Blobs& in,
-              const Requests&, const Blobs& out) {
-  const Seat& seat = state.get_state<Seat>();
+void Exchange(sync::Direction direction, const Seat& seat, const mxnet::OpContext& context,
+              const Blobs& in, const Blobs& out) {
   const mxnet::Context device = seat.device;
   void* const array = out[0].dptr_;
   sync::Summary part = Read(device, in[0]);
@@ -255,6 +253,18 @@ void Exchange(const mxnet::OpStatePtr& state, const mxnet::OpContext& context, c
                  const dmlc::Error failure(error);
                  complete(&failure);
                });
+}
+
+template <sync::Direction direction>
+void ExchangeCompute(const mxnet::OpStatePtr& state, const mxnet::OpContext& context,
+                     const Blobs& in, const Requests&, const Blobs& out) {
+  const Seat& seat = state.get_state<Seat>();
+  try {
+    Exchange(direction, seat, context, in, out);
+  } catch (const std::runtime_error& error) {  // a dmlc::Error too, whose text is a whole one
+    if (dynamic_cast<const dmlc::Error*>(&error) != nullptr) throw;
+    Fail("on " + NameOf(seat.device) + ": " + error.what());  // MXNet survives a dmlc::Error only
+  }
 }
 
 nnvm::Op& NewExchange(const char* name, mxnet::FStatefulCompute exchange) {
@@ -297,7 +307,7 @@ void RegisterSync() {
       .set_attr<mxnet::FCompute>("FCompute<cpu>", Reduce<mxnet::TBlob, BackwardCompute>)
       .set_attr<mxnet::FComputeEx>("FComputeEx<cpu>", Reduce<mxnet::NDArray, BackwardComputeEx>)
       .set_attr<mxnet::FCompute>("FCompute<gpu>", Reduce<mxnet::TBlob, BackwardComputeGpu>);
-  NewExchange(kBackwardExchangeName, Exchange<sync::kBackward>)
+  NewExchange(kBackwardExchangeName, ExchangeCompute<sync::kBackward>)
       .set_attr<bool>("TIsLayerOpBackward", true);  // with the state of the forward's
   NewBackward(kBackwardName, kBatchSumsInput + 1, 1, InferDataGradientShape, InferDataGradientType)
       .set_attr<mxnet::FCompute>("FCompute<cpu>", DataGradient<mxnet::TBlob, BackwardCompute>)
@@ -318,7 +328,7 @@ void RegisterSync() {
       .set_attr<mxnet::FCompute>("FCompute<gpu>", StatisticsComputeGpu)
       .set_attr<nnvm::FGradient>("FGradient", NoGradient)
       .add_argument("data", "NDArray-or-Symbol", "A part of the batch.");
-  NewExchange(kExchangeName, Exchange<sync::kForward>)
+  NewExchange(kExchangeName, ExchangeCompute<sync::kForward>)
       .set_attr<mxnet::FCreateOpState>("FCreateOpState", abi::Callable<NewState>::Wrap(TakeSeat))
       .set_attr<nnvm::FGradient>("FGradient", NoGradient)
       .add_argument("data", "NDArray-or-Symbol", "The summary of a part of the batch.");
