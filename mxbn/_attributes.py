@@ -1,4 +1,4 @@
-"""Attributes of the operator as Python users give them."""
+"""Inputs and attributes of the operator as Python users give them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from ._errors import PREFIX
 
+INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var", "addend")
 # The order in which MXNet's built-in operator takes attributes that are not named.
 _ORDER = (
     "eps",

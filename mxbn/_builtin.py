@@ -16,9 +16,9 @@ def replace_builtin() -> Iterator[None]:
 
     ``mx.nd.BatchNorm``, ``mx.sym.BatchNorm``, ``mx.gluon.nn.BatchNorm``,
     ``mx.gluon.nn.BatchNormReLU``, ``mx.gluon.contrib.nn.SyncBatchNorm`` and, in NumPy mode,
-    ``mx.npx.batch_norm``: a network from the
-    model zoo, or by existing code, is made with mxbn's layers inside the block and stays so
-    afterwards. The names are MXNet's own, so other threads see the change too.
+    ``mx.npx.batch_norm``: a network from the model zoo, or by existing code, is made with mxbn's
+    layers inside the block and stays so afterwards. The names are MXNet's own, so other threads see
+    the change too.
 
     Not replaced are names that were imported before (``from mxnet.gluon.nn import BatchNorm``) and
     symbols loaded from files.

@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet.ndarray.register import _imperative_invoke
 
 from . import _library, _sync
-from ._attributes import is_true, name_positional, settle_fused
+from ._attributes import INPUTS, is_true, name_positional, settle_fused
 from ._errors import PREFIX, as_value_error
 
 # MXNet's engine enters an operation into the queues of its arrays one by one. Two threads that do
@@ -23,8 +23,6 @@ os.register_at_fork(
     after_in_child=_one_at_a_time.release,
 )
 
-_INPUTS = ("data", "gamma", "beta", "moving_mean", "moving_var", "addend")
-
 
 def _alike(arrays: Any) -> bool:
     """Whether all are dense arrays of one kind."""
@@ -35,7 +33,7 @@ def _alike(arrays: Any) -> bool:
 def _check_inputs(arrays: Any) -> None:
     """Refuse what MXNet would not, or would only when the operator has started."""
     data = arrays[0]
-    for name, array in zip(_INPUTS, arrays):
+    for name, array in zip(INPUTS, arrays):
         if not isinstance(array, mx.nd.NDArray):
             raise ValueError(
                 f"{PREFIX}{name} is a {type(array).__name__}, expected an mx.nd.NDArray or "

@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.symbol.register import _symbol_creator
 
 from . import _library, _sync
-from ._attributes import is_true, name_positional, settle_fused
+from ._attributes import INPUTS, is_true, name_positional, settle_fused
 from ._errors import PREFIX, as_value_error
 
 
@@ -135,8 +135,7 @@ def SyncBatchNorm(
 
 def _inputs(*symbols: Any) -> dict[str, Any]:
     """Return the inputs that are given, by name."""
-    given = zip(("data", "gamma", "beta", "moving_mean", "moving_var", "addend"), symbols)
-    inputs = {key: value for key, value in given if value is not None}
+    inputs = {key: value for key, value in zip(INPUTS, symbols) if value is not None}
     for key, value in inputs.items():
         if not isinstance(value, mx.sym.Symbol):
             raise ValueError(

@@ -239,9 +239,9 @@ def _plan_block(block: mx.gluon.Block, to: str) -> tuple[list[Change], list[_Edi
         if change.to:
             # The layer itself changes its class: whatever refers to it stays right.
             edits.append(_Edit(part, "__class__", new_class))
-            kept_attributes = {k: v for k, v in part._kwargs.items() if k not in OWN_FLAGS}
             if to == "builtin":
-                edits.append(_Edit(part, "_kwargs", kept_attributes))
+                known = {k: v for k, v in part._kwargs.items() if k not in OWN_FLAGS}
+                edits.append(_Edit(part, "_kwargs", known))
         (statistics if change.to else kept).extend([part.running_mean, part.running_var])
     old, new = (Parameter, _MovingStatistic) if to == "mxbn" else (_MovingStatistic, Parameter)
     shared = {id(each) for each in kept} if to == "builtin" else set()

@@ -270,6 +270,6 @@ def _state(name: str, attributes: Attributes, affine: dict[str, Any]) -> State:
     return State(
         name,
         statistics,
-        step=(statistics != "moving" or attributes.step_global_stats) and attributes.momentum != 1,
+        step=attributes.steps,
         affine=any(parameter.is_on for parameter in trained),
     )

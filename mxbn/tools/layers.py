@@ -32,6 +32,11 @@ class Attributes(NamedTuple):
     with_addend: bool = False
 
     @property
+    def steps(self) -> bool:
+        """Whether training steps the moving statistics."""
+        return (not self.use_global_stats or self.step_global_stats) and self.momentum != 1
+
+    @property
     def is_relu(self) -> bool:
         """Whether a ReLU is fused into the layer."""
         return self.act_type == "relu"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-MXBN = "mxbn_BatchNorm"
-SYNC = "mxbn_SyncBatchNorm"
+from .._library import OPERATOR, SYNC_OPERATOR
+
+MXBN, SYNC = OPERATOR, SYNC_OPERATOR
 OURS = (MXBN, SYNC)
 WITH_RELU = "_contrib_BatchNormWithReLU"
 CONTRIB_SYNC = "_contrib_SyncBatchNorm"

@@ -130,7 +130,7 @@ def recalibrate(
     net = network(model, ctx)
     chosen = choose(net.layers, layers)
     if layers is None:
-        chosen = [each for each in chosen if _steps(each)]
+        chosen = [each for each in chosen if each.attributes.steps]
         if not chosen:
             raise ValueError("mxbn: no layer steps in training: name those to recalibrate")
     pools = _pools(net, chosen)
@@ -161,12 +161,6 @@ def recalibrate(
             pool.write(pool.former)
         raise
     return done
-
-
-def _steps(layer: Layer) -> bool:
-    attributes = layer.attributes
-    stays = attributes.use_global_stats and not attributes.step_global_stats
-    return not stays and attributes.momentum != 1
 
 
 def _pools(net: Any, chosen: list[Layer]) -> dict[int, Pool]:

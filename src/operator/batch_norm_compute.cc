@@ -88,19 +88,26 @@ void Forward(const NodeParam& param, bool is_train, const View& view, const Blob
   Show<T>(a.saved.inv_std, view.channels, out[kInvStd], request[kInvStd]);
 }
 
+// What a backward and its own gradient both take.
+template <typename T, template <typename> class Arguments>
+void TakeBackwardInputs(const NodeParam& param, const View& view, const Blobs& in,
+                        Arguments<T>* a) {
+  double* saved = Pointer<double>(in[kSavedInput]);
+  a->view = view;
+  a->saved = SavedIn(saved, view.channels);
+  a->use_batch = saved[2 * view.channels] != 0;
+  a->dy = Pointer<T>(in[kHeadGradient]);
+  a->x = Pointer<T>(in[kDataInput]);
+  a->gamma = param.fix_gamma ? nullptr : Pointer<ParamType<T>>(in[kGammaInput]);
+}
+
 template <typename T>
 void Backward(const NodeParam& param, const View& view, const Blobs& in, const Requests& request,
               const Blobs& out) {
   using P = ParamType<T>;
   BackwardArguments<T> a;
-  a.view = view;
-  double* saved = Pointer<double>(in[kSavedInput]);
-  a.saved = SavedIn(saved, a.view.channels);
-  a.use_batch = saved[2 * a.view.channels] != 0;
-  a.dy = Pointer<T>(in[kHeadGradient]);
-  a.x = Pointer<T>(in[kDataInput]);
+  TakeBackwardInputs(param, view, in, &a);
   a.y = param.relu ? Pointer<T>(in[kOutputInput]) : nullptr;
-  a.gamma = param.fix_gamma ? nullptr : Pointer<P>(in[kGammaInput]);
   a.dx = ResultFor<T>(out[kDataGradient], request[kDataGradient]);
   a.dgamma = ResultFor<P>(out[kGammaGradient], request[kGammaGradient]);
   a.dbeta = ResultFor<P>(out[kBetaGradient], request[kBetaGradient]);
@@ -133,16 +140,10 @@ void Second(const NodeParam& param, const View& view, const Blobs& heads, const 
             const Requests& request, const Blobs& out) {
   using P = ParamType<T>;
   SecondArguments<T> a;
-  a.view = view;
-  double* saved = Pointer<double>(in[kSavedInput]);
-  a.saved = SavedIn(saved, a.view.channels);
-  a.use_batch = saved[2 * a.view.channels] != 0;
+  TakeBackwardInputs(param, view, in, &a);
   a.ddx = Pointer<T>(heads[kDataGradient]);
   a.ddgamma = Pointer<P>(heads[kGammaGradient]);
   a.ddbeta = Pointer<P>(heads[kBetaGradient]);
-  a.dy = Pointer<T>(in[kHeadGradient]);
-  a.x = Pointer<T>(in[kDataInput]);
-  a.gamma = param.fix_gamma ? nullptr : Pointer<P>(in[kGammaInput]);
   a.for_dy = ResultFor<T>(out[kForHeadGradient], request[kForHeadGradient]);
   a.for_x = ResultFor<T>(out[kForData], request[kForData]);
   a.for_gamma = ResultFor<P>(out[kForGamma], request[kForGamma]);
@@ -167,8 +168,7 @@ void WithType(int type, F f) {
 }
 
 std::string DeviceOf(const mxnet::TBlob& array) {
-  const bool is_gpu = array.dev_mask() == mshadow::gpu::kDevMask;
-  return (is_gpu ? "gpu(" : "cpu(") + std::to_string(array.dev_id()) + ")";
+  return DeviceName(array.dev_mask(), array.dev_id());
 }
 
 // MXNet checks where arguments are, but neither auxiliary states nor head gradients.
@@ -182,15 +182,15 @@ void CheckDevice(const std::string& name, const mxnet::TBlob& array, const mxnet
 }
 
 // Recorded calls hand a head gradient over as the user gave it.
-void CheckHead(const std::string& name, const mxnet::TBlob& head, const mxnet::TBlob& like,
+void CheckLike(const std::string& name, const mxnet::TBlob& array, const mxnet::TBlob& like,
                const std::string& like_name, const mxnet::TBlob& data) {
-  CheckDevice(name, head, data);
-  if (head.shape_ != like.shape_) {
-    Fail(name + " has shape " + Text(head.shape_) + ", expected " + Text(like.shape_) + " like " +
+  CheckDevice(name, array, data);
+  if (array.shape_ != like.shape_) {
+    Fail(name + " has shape " + Text(array.shape_) + ", expected " + Text(like.shape_) + " like " +
          like_name);
   }
-  if (head.type_flag_ != like.type_flag_) {
-    Fail(name + " has dtype " + TypeName(head.type_flag_) + ", expected " +
+  if (array.type_flag_ != like.type_flag_) {
+    Fail(name + " has dtype " + TypeName(array.type_flag_) + ", expected " +
          TypeName(like.type_flag_) + " like " + like_name);
   }
 }
@@ -214,24 +214,21 @@ bool CheckForward(const NodeParam& param, bool is_train, const Blobs& in) {
     if (i != kAddend && in[i].shape_ != expected) FailShape(param, i, in[i].shape_, data);
     CheckDevice(InputName(param, i), in[i], in[kData]);
   }
-  if (param.with_addend && in[kAddend].shape_ != data) {
-    Fail("addend has shape " + Text(in[kAddend].shape_) + ", expected " + Text(data) +
-         " like data");
-  }
+  if (param.with_addend) CheckLike("addend", in[kAddend], in[kData], "data", in[kData]);
   if (param.is_mirror) return param.modes->Get(in[kMovingMean].dptr_);
   if (param.modes != nullptr) param.modes->Put(in[kMovingMean].dptr_, is_train);
   return is_train;
 }
 
 void CheckBackward(const Blobs& in) {
-  CheckHead("the head gradient", in[kHeadGradient], in[kDataInput], "data", in[kDataInput]);
+  CheckLike("the head gradient", in[kHeadGradient], in[kDataInput], "data", in[kDataInput]);
 }
 
 void CheckSecond(const Blobs& heads, const Blobs& in) {
   const mxnet::TBlob &data = in[kDataInput], &gamma = in[kGammaInput];
-  CheckHead("the head gradient of data's gradient", heads[kDataGradient], data, "data", data);
-  CheckHead("the head gradient of gamma's gradient", heads[kGammaGradient], gamma, "gamma", data);
-  CheckHead("the head gradient of beta's gradient", heads[kBetaGradient], gamma, "gamma", data);
+  CheckLike("the head gradient of data's gradient", heads[kDataGradient], data, "data", data);
+  CheckLike("the head gradient of gamma's gradient", heads[kGammaGradient], gamma, "gamma", data);
+  CheckLike("the head gradient of beta's gradient", heads[kBetaGradient], gamma, "gamma", data);
 }
 
 void RunForward(const NodeParam& param, bool is_train, const View& view, const Blobs& in,

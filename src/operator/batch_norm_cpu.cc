@@ -115,8 +115,7 @@ class ForwardPass {
     return static_cast<double>(kernels_.to_compute(a_.x[a_.view.Index(o, c, i)]));
   }
 
-  // The statistics of the batch, from x or from what others found; false where there are
-  // none.
+  // The statistics of the batch, from x or from what others found; false where there are none.
   bool BatchStatistics(int64_t c, const double* sums, double* mean, double* var) const {
     const int64_t channels = a_.view.channels;
     if (sums != nullptr) {
@@ -127,8 +126,8 @@ class ForwardPass {
       if (*var < 0) *var = 0;  // by rounding only
       return true;
     }
-    if (!(a_.use_batch || a_.step) || a_.batch == nullptr || a_.batch[2 * channels] == 0)
-      return false;
+    const bool wanted = a_.use_batch || a_.step;
+    if (!wanted || a_.batch == nullptr || a_.batch[2 * channels] == 0) return false;
     *mean = a_.batch[c];
     *var = a_.batch[channels + c];
     return true;

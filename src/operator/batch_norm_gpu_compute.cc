@@ -35,13 +35,16 @@ void SetWorkspace(const mxnet::OpContext& context, gpu::Arguments* a) {
   if (saved > 0) a->saved = a->terms + terms;
 }
 
-// Runs f; what goes wrong in it becomes an error that names the GPU and that MXNet survives.
-template <typename F>
-void OnGpu(const mxnet::OpContext& context, F f) {
+// Starts a pass, whose workspace is still to be had. What goes wrong becomes an error that names
+// the GPU and that MXNet survives.
+template <typename Pass>
+void Run(Pass pass, const mxnet::OpContext& context, gpu::DataType type, gpu::Arguments* a) {
+  const mxnet::Context& device = context.run_ctx.ctx;
   try {
-    f();
+    SetWorkspace(context, a);
+    pass(*a, type, QueueOf(context));
   } catch (const std::runtime_error& error) {
-    Fail("on gpu(" + std::to_string(context.run_ctx.ctx.dev_id) + "): " + error.what());
+    Fail("on " + DeviceName(device.dev_mask(), device.dev_id) + ": " + error.what());
   }
 }
 
@@ -81,10 +84,7 @@ void ForwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& con
   a.second = out[kInvStd].dptr_;
   a.second_add = request[kInvStd] == mxnet::kAddTo;
   if (param.is_sync()) a.batch = static_cast<double*>(in[kBatchInput].dptr_);
-  OnGpu(context, [&] {
-    SetWorkspace(context, &a);
-    gpu::Forward(a, type, QueueOf(context));
-  });
+  Run(gpu::Forward, context, type, &a);
 }
 
 void StatisticsComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
@@ -97,10 +97,7 @@ void StatisticsComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& 
   a.eps = param.eps;
   a.use_batch = param.NeedsBatch(context.is_train);
   a.part = static_cast<double*>(out[0].dptr_);
-  OnGpu(context, [&] {
-    SetWorkspace(context, &a);
-    gpu::Forward(a, type, QueueOf(context));
-  });
+  Run(gpu::Forward, context, type, &a);
 }
 
 void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
@@ -132,10 +129,7 @@ void BackwardComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& co
   if (is_sync && out.size() > kPartSums) {
     a.part = static_cast<double*>(Wanted(out[kPartSums], request[kPartSums]));
   }
-  OnGpu(context, [&] {
-    SetWorkspace(context, &a);
-    gpu::Backward(a, type, QueueOf(context));
-  });
+  Run(gpu::Backward, context, type, &a);
 }
 
 void SecondComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context,
@@ -161,10 +155,7 @@ void SecondComputeGpu(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& cont
   a.first = Wanted(out[kForGamma], request[kForGamma]);
   a.first_add = request[kForGamma] == mxnet::kAddTo;
   gpu::MakePlan(PlainView(param, data.shape_), type, &a);
-  OnGpu(context, [&] {
-    SetWorkspace(context, &a);
-    gpu::Second(a, type, QueueOf(context));
-  });
+  Run(gpu::Second, context, type, &a);
 }
 
 }  // namespace mxbn

@@ -222,6 +222,11 @@ const char* TypeName(int type) {
   }
 }
 
+std::string DeviceName(int dev_mask, int dev_id) {
+  const bool is_gpu = dev_mask == mshadow::gpu::kDevMask;
+  return (is_gpu ? "gpu(" : "cpu(") + std::to_string(dev_id) + ")";
+}
+
 int Axis(const BatchNormParam& param, const TShape& data) {
   const int axis = param.axis < 0 ? param.axis + data.ndim() : param.axis;
   if (axis < 0 || axis >= data.ndim()) {

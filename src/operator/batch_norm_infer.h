@@ -71,6 +71,7 @@ struct NodeParam : BatchNormParam {
 [[noreturn]] void FailShape(const BatchNormParam& param, int input, const mxnet::TShape& shape,
                             const mxnet::TShape& data);
 const char* TypeName(int type);
+std::string DeviceName(int dev_mask, int dev_id);  // cpu(0)
 std::string Text(const mxnet::TShape& shape);
 
 // How many of these a node has. Its gradient looks at the output where a ReLU gave it, and computes

@@ -34,14 +34,6 @@ nnvm::ObjectPtr MakeNode(const char* op_name, const std::string& name,
   return mxnet::op::MakeNode(op_name, name, &inputs, nullptr, nullptr);
 }
 
-nnvm::NodeEntry MakeZeroGradient(const nnvm::ObjectPtr& node) {
-  const Node& forward = Get(node.get());
-  const std::vector<nnvm::NodeEntry> inputs(1, forward.inputs.at(0));
-  return {
-      mxnet::op::MakeNode("zeros_like", forward.attrs.name + "_backward", &inputs, nullptr, &node),
-      0, 0};
-}
-
 }  // namespace abi
 }  // namespace mxbn
 

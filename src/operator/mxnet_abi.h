@@ -100,8 +100,6 @@ nnvm::ObjectPtr MakeNoGradientNode();
 // A node of an operator of MXNet's without attributes.
 nnvm::ObjectPtr MakeNode(const char* op_name, const std::string& name,
                          const std::vector<nnvm::NodeEntry>& inputs);
-// A gradient of the first input of `node` that MXNet leaves out where it adds up gradients.
-nnvm::NodeEntry MakeZeroGradient(const nnvm::ObjectPtr& node);
 
 }  // namespace abi
 }  // namespace mxbn

@@ -61,7 +61,10 @@ std::vector<nnvm::NodeEntry> Gradients(const nnvm::ObjectPtr& node,
 // What the statistics contribute to the gradient is part of the last node's.
 std::vector<nnvm::NodeEntry> NoGradient(const nnvm::ObjectPtr& node,
                                         const std::vector<nnvm::NodeEntry>&) {
-  return {abi::MakeZeroGradient(node)};
+  // zeros_like: MXNet leaves it out where it adds up gradients.
+  const abi::Node& forward = abi::Get(node.get());
+  const std::string name = forward.attrs.name + "_backward";
+  return {{abi::MakeNode("zeros_like", name, {forward.inputs.at(0)}), 0, 0}};
 }
 
 // Hands the two halves of a backward on to the whole one, of which the other half is not wanted.
@@ -172,8 +175,7 @@ struct Seat {
 };
 
 std::string NameOf(const mxnet::Context& device) {
-  const bool is_gpu = device.dev_mask() == mshadow::gpu::kDevMask;
-  return (is_gpu ? "gpu(" : "cpu(") + std::to_string(device.dev_id) + ")";
+  return DeviceName(device.dev_mask(), device.dev_id);
 }
 
 // Kept for as long as the process lives: a few bytes for each device of each layer. Never
